@@ -1,0 +1,18 @@
+"""Errors a user can act on: one line that names the value, what was expected and how to fix it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Bad input, found before any compute. The command line prints it as one line and exits with 2."""
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
+    """The error for an unknown name: lists the known ones and suggests the nearest."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return InputError(f"unknown {kind} {name!r}{hint}; known: {', '.join(names)}")
