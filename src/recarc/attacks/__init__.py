@@ -1,0 +1,22 @@
+"""Attacks on randomized ensembles; one a file."""
+
+from recarc.attacks.adaptive_pgd import AdaptivePGD
+from recarc.attacks.arc import ARC
+from recarc.attacks.base import Attack, Outcome
+from recarc.attacks.carlini_wagner import CarliniWagner
+from recarc.attacks.combine import RandomAttacker, Restarts, WorstOf
+from recarc.attacks.linear_arc import LinearARC
+from recarc.attacks.pgd import PGD
+
+__all__ = [
+    "ARC",
+    "PGD",
+    "AdaptivePGD",
+    "Attack",
+    "CarliniWagner",
+    "LinearARC",
+    "Outcome",
+    "RandomAttacker",
+    "Restarts",
+    "WorstOf",
+]

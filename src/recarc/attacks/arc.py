@@ -1,0 +1,93 @@
+"""ARC: attacking randomized ensembles of classifiers, Algorithm 2 of the paper."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recarc.attacks.base import Attack, check_at_least, check_step_size, step_of
+from recarc.attacks.linearize import Plane, nearest_plane
+from recarc.ensemble import RandomizedEnsemble
+from recarc.errors import InputError, unknown
+from recarc.geometry import Ball, per_sample, working_dtype
+
+
+@dataclass(frozen=True)
+class ARC(Attack):
+    """Greedy over the members by decreasing alpha: push each one over its nearest plane, keep what does not hurt.
+
+    variant="paper" is Algorithm 2 as printed. variant="corrected" measures the distance at the centre of the local
+    ball, which restores the consistency of Theorem 5.1 on linear ensembles, and never leads a fooled member back to y.
+    """
+
+    steps: int = 20  # K, the paper's for CIFAR-10
+    step_size: float | None = None  # eta; the paper: eps for linf, eps/4 for l2
+    planes: int | None = None  # G of Appendix D; None: all C - 1
+    variant: str = "paper"
+    rho: float = 0.05  # in units of eps; the paper's rho = 0.05 eps
+
+    def __post_init__(self) -> None:
+        check_at_least("steps", self.steps, 1)
+        check_step_size(self.step_size)
+        if self.planes is not None:
+            check_at_least("planes", self.planes, 1)
+        if self.variant not in ("paper", "corrected"):
+            raise unknown("variant", self.variant, ("paper", "corrected"))
+        if not 0 < self.rho < math.inf:
+            raise InputError(f"rho is {self.rho!r}; it must be > 0 (the paper: 0.05, in units of eps)")
+
+    def check_classes(self, classes: int) -> None:
+        if self.planes is not None and self.planes > classes - 1:
+            raise InputError(f"planes is {self.planes}; with {classes} classes it must be 1..{classes - 1} or None")
+
+    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        eta = step_of(self.step_size, 1 if math.isinf(ball.norm.p) else 1 / 4, ball, x)
+        delta = torch.zeros_like(x, dtype=working_dtype(x))
+        v = ensemble.expected_accuracy(x, y)
+        for _ in range(self.steps):
+            left = (v > 0).nonzero()[:, 0]  # an expected accuracy of 0 cannot fall
+            if not len(left):
+                break
+            delta[left], v[left] = self._iteration(
+                ensemble, x[left], y[left], ball.take(left), eta[left], delta[left], v[left]
+            )
+        return ball.move(x, delta)
+
+    def _iteration(
+        self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball, eta: Tensor, delta: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Lines 6-28: one local search; returns the new delta and its expected accuracy."""
+        delta_l, v_l = torch.zeros_like(delta), v
+        for i in ensemble.order:
+            x_tilde = ball.move(x, delta + delta_l)  # line 8; in the box, where the member is defined
+            plane, beta = self._plane_and_beta(ensemble, i, x_tilde, y, ball, eta, delta_l)
+            g = -ball.norm.steepest(plane.w)
+            delta_l_hat = ball.norm.scale_to(delta_l + per_sample(beta, g) * g, eta)
+            delta_hat = ball.project(delta + delta_l_hat, x)
+            v_hat = ensemble.expected_accuracy(ball.move(x, delta_hat), y)
+            accept = v_hat <= v_l
+            delta_l = torch.where(per_sample(accept, x), delta_l_hat, delta_l)
+            v_l = torch.where(accept, v_hat, v_l)
+        # Lines 25-28: v_l was measured at exactly this point and is at most v, so the update always holds.
+        return ball.project(delta + delta_l, x), v_l
+
+    def _plane_and_beta(
+        self, ensemble: RandomizedEnsemble, i: int, x_tilde: Tensor, y: Tensor, ball: Ball, eta: Tensor, delta_l: Tensor
+    ) -> tuple[Plane, Tensor]:
+        """Lines 9-20: the plane to cross and how far to push. "i = 1" needs no case: delta_l = 0 cancels beta."""
+        rho = self.rho * ball.radius(x_tilde)
+        if self.variant == "paper":
+            plane = nearest_plane(ensemble.members[i], x_tilde, ball.norm, label=None, planes=self.planes)
+            gap, reach = (plane.along(delta_l) + plane.zeta).abs(), plane.zeta
+        else:
+            # Paper: zeta at x + delta + delta_l, to which the projection of delta_l is added again. Here: the
+            # distance zeta0 from x + delta, because Theorem 5.1's proof needs (1 - zeta0/eta) beta > zeta; and the
+            # planes around y, so that a fooled member (zeta < 0) is pushed deeper and not back.
+            plane = nearest_plane(ensemble.members[i], x_tilde, ball.norm, label=y, planes=self.planes, offset=delta_l)
+            gap, reach = plane.zeta.clamp(min=0), plane.zeta - plane.along(delta_l)
+        near = reach < eta
+        beta = eta / torch.where(near, eta - reach, 1) * torch.where(near, gap, 0) + rho
+        return plane, torch.where(near, beta, eta)

@@ -1,0 +1,116 @@
+"""What every attack shares: the checks before any compute, and the frame that leaves the members as they were."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble, frozen
+from recarc.errors import InputError
+from recarc.geometry import Ball, working_dtype
+
+
+class Outcome(NamedTuple):
+    """What an attack hands to an evaluation.
+
+    `mixture`: (probability, x_adv) pairs, several where the attacker randomises too. `stages`: for a staged attack,
+    the (M, B) predictions at what each stage alone found, in order. `alone`: (M, B) whether member i withstood every
+    attack seen, one member at a time. `decided_by`: (B,) index of the stage whose result was kept.
+    """
+
+    mixture: list[tuple[float, Tensor]]
+    stages: dict[str, Tensor] = {}
+    alone: Tensor | None = None
+    decided_by: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Attack(ABC):
+    """Knobs in the constructor, the problem at the call: `x_adv = attack(ensemble, x, y, ball)`."""
+
+    def __call__(self, ensemble: RandomizedEnsemble | Member, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        """Adversarial inputs for (x, y), inside the ball and its box; same shape and dtype as x."""
+        ensemble = as_ensemble(ensemble)
+        with frozen(ensemble), torch.no_grad():
+            y = check_problem(ensemble, x, y, ball, self)
+            return self.perturb(ensemble, x, y, ball) if len(x) else x.clone()
+
+    @abstractmethod
+    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        """The algorithm itself, on a problem that was checked, gradients off unless it turns them on."""
+
+    def check_classes(self, classes: int) -> None:  # noqa: B027 (most attacks have nothing to refuse)
+        """Raise InputError if a knob does not fit the number of classes."""
+
+    def outcome(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Outcome:
+        """What an evaluation records; attacks with more to tell than one x_adv override it."""
+        return Outcome([(1.0, self(ensemble, x, y, ball))])
+
+
+def check_problem(
+    ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball, attack: Attack | None = None
+) -> Tensor:
+    """Refuse bad data with one clear line before any attack starts; returns y as int64."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise InputError(f"x is {kind}; expected a floating-point tensor, 8-bit images divided by 255")
+    if x.dim() < 2:
+        raise InputError(f"x has shape {tuple(x.shape)}; expected a leading batch, e.g. (B, C, H, W) or (B, D)")
+    if not isinstance(y, Tensor) or y.is_floating_point() or y.dtype == torch.bool or y.is_complex():
+        kind = y.dtype if isinstance(y, Tensor) else type(y).__name__
+        raise InputError(f"y is {kind}; expected a tensor of integer labels")
+    if y.dim() == 2:
+        raise InputError(f"y has shape {tuple(y.shape)}; expected labels (B,), so take y.argmax(1) of one-hot rows")
+    if y.shape != x.shape[:1]:
+        raise InputError(f"x has {len(x)} samples and y has shape {tuple(y.shape)}; expected one label a sample")
+    device = ensemble.device_of_members()
+    if device is not None and (x.device != device or y.device != device):
+        raise InputError(f"x is on {x.device}, y on {y.device}, the members on {device}; move them to one device")
+    if not isinstance(ball, Ball):
+        raise InputError(f"ball is a {type(ball).__name__}; expected recarc.Ball(norm, eps)")
+    if not bool(torch.isfinite(x).all()):
+        raise InputError(f"x holds NaN or infinity in {int((~torch.isfinite(x.flatten(1))).any(1).sum())} samples")
+    ball.check(x)
+    if not len(x):
+        return y.long()
+    logits = ensemble.logits(x)
+    bad = logits.isnan().any(-1)
+    if bool(bad.any()):
+        member = int(bad.any(1).nonzero()[0])
+        raise InputError(f"member {member} gives NaN logits on {int(bad[member].sum())} of {len(x)} clean samples")
+    classes = logits.shape[-1]
+    if bool(((y < 0) | (y >= classes)).any()):
+        raise InputError(f"labels span {int(y.min())}..{int(y.max())}; the members know 0..{classes - 1}")
+    if attack is not None:
+        attack.check_classes(classes)
+    return y.long()
+
+
+def check_at_least(name: str, value: float, low: float) -> None:
+    if not value >= low:
+        raise InputError(f"{name} is {value!r}; it must be at least {low:g}")
+
+
+def check_step_size(step_size: float | None) -> None:
+    if step_size is not None and not 0 < step_size < float("inf"):
+        raise InputError(f"step_size is {step_size!r}; it must be > 0 in the units of x, or None for the default")
+
+
+def step_of(step_size: float | None, fraction: float, ball: Ball, x: Tensor) -> Tensor:
+    """The step as a (B,) tensor: the number given, else this fraction of each sample's eps."""
+    if step_size is None:
+        return fraction * ball.radius(x)
+    return torch.full((len(x),), step_size, device=x.device, dtype=working_dtype(x))
+
+
+def input_gradient(objective: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Gradient of each sample's objective (B,) in x; NaN (saturated logits) becomes 0."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(objective(x).sum(), x)
+    return gradient.to(working_dtype(x)).nan_to_num(nan=0.0)

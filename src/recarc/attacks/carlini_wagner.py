@@ -1,0 +1,102 @@
+"""Carlini and Wagner's attack, as the paper adapts it to randomized ensembles (Appendix C.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recarc.attacks.base import Attack, check_at_least
+from recarc.attacks.pgd import member_of
+from recarc.ensemble import RandomizedEnsemble
+from recarc.errors import InputError, unknown
+from recarc.geometry import Ball, per_sample, working_dtype
+from recarc.losses import margin
+
+TANH_INSIDE = 1 - 1e-6  # arctanh of the box's edge is infinite
+
+
+@dataclass(frozen=True)
+class CarliniWagner(Attack):
+    """min ||delta||_2^2 + c h(x + delta) with delta = (tanh(theta) + 1)/2 - x, then projection onto the ball.
+
+    h is the margin clipped at -kappa: of one member (`member=0` is C&W-1), or with member=None its expectation
+    (expectation="loss", AC&W) or that of the expected logits (expectation="logits", AC&W-L). The paper's random
+    attacker "C&W" is `RandomAttacker(CarliniWagner(member=0))`. Defaults are the paper's.
+    """
+
+    member: int | None = None
+    expectation: str = "loss"
+    steps: int = 50
+    search_steps: int = 9
+    initial_c: float = 1e-3
+    learning_rate: float = 1e-2
+    kappa: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_at_least("steps", self.steps, 1)
+        check_at_least("search_steps", self.search_steps, 1)
+        check_at_least("kappa", self.kappa, 0)
+        if not (self.initial_c > 0 and self.learning_rate > 0):
+            raise InputError("initial_c and learning_rate must be > 0 (the paper: 1e-3 and 1e-2)")
+        if self.expectation not in ("loss", "logits"):
+            raise unknown("expectation", self.expectation, ("loss", "logits"))
+
+    def cost(self, ensemble: RandomizedEnsemble, u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """h and the raw margin it is the clipping of, each (B,)."""
+        if self.member is not None:
+            raw = margin(member_of(ensemble, self.member)(u), y).to(working_dtype(u))
+            return raw.clamp(min=-self.kappa), raw
+        if self.expectation == "logits":
+            raw = margin(ensemble.expected_logits(u), y).to(working_dtype(u))
+            return raw.clamp(min=-self.kappa), raw
+        margins = [(float(ensemble.alpha[i]), margin(ensemble.members[i](u), y)) for i in ensemble.order]
+        zero = torch.zeros(len(u), dtype=working_dtype(u), device=u.device)
+        h = sum((a * m.clamp(min=-self.kappa) for a, m in margins), zero)
+        return h, sum((a * m for a, m in margins), zero)
+
+    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        if ball.box is None:
+            raise InputError("CarliniWagner works inside a pixel box; give the ball one, e.g. box=(0, 1)")
+        wide = x.to(working_dtype(x))
+        c = torch.full((len(x),), self.initial_c, device=x.device, dtype=wide.dtype)
+        low, high = torch.zeros_like(c), torch.full_like(c, torch.inf)
+        shortest, lowest = torch.full_like(c, torch.inf), torch.full_like(c, torch.inf)
+        fooled_by, closest = wide.clone(), wide.clone()
+        for _ in range(self.search_steps):
+            success = torch.zeros_like(c, dtype=torch.bool)
+            for u, raw in self._descend(ensemble, wide, y, c, ball, x.dtype):
+                length = (u - wide).flatten(1).norm(dim=1)
+                fools = (raw <= -self.kappa) & (raw < 0)
+                success |= fools
+                better = fools & (length < shortest)
+                shortest = torch.where(better, length, shortest)
+                fooled_by = torch.where(per_sample(better, u), u, fooled_by)
+                nearer = raw < lowest
+                lowest = torch.where(nearer, raw, lowest)
+                closest = torch.where(per_sample(nearer, u), u, closest)
+            low, high = torch.where(success, low, c), torch.where(success, c, high)
+            c = torch.where(high.isfinite(), (low + high) / 2, c * 10)
+        # Never fooled: the point of smallest margin is the best there is to project.
+        best = torch.where(per_sample(shortest.isfinite(), wide), fooled_by, closest)
+        return ball.move(x, ball.project(best - wide, x))
+
+    def _descend(
+        self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, c: Tensor, ball: Ball, dtype: torch.dtype
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Adam on theta for one c a sample; every iterate with its margin."""
+        assert ball.box is not None
+        low, width = ball.box[0], ball.box[1] - ball.box[0]
+        theta = torch.atanh(((x - low) / width * 2 - 1).clamp(-1, 1) * TANH_INSIDE)
+        theta.requires_grad_()
+        adam = torch.optim.Adam([theta], lr=self.learning_rate)
+        for _ in range(self.steps):
+            with torch.enable_grad():
+                u = low + width * (torch.tanh(theta) + 1) / 2
+                h, raw = self.cost(ensemble, u.to(dtype), y)
+                objective = (u - x).square().flatten(1).sum(1) + c * h
+                (theta.grad,) = torch.autograd.grad(objective.sum(), theta)
+            yield u.detach(), raw.detach()
+            adam.step()

@@ -1,0 +1,126 @@
+"""Attacks made of attacks: the worst of several, restarts, and the attacker who draws a member too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recarc.attacks.base import Attack, Outcome, check_at_least
+from recarc.ensemble import RandomizedEnsemble
+from recarc.errors import InputError, unknown
+from recarc.geometry import Ball
+from recarc.randomness import sample_keys, uniform
+
+
+@dataclass(frozen=True)
+class WorstOf(Attack):
+    """Per sample the x_adv of lowest expected accuracy, the first on ties; never worse than clean.
+
+    Each attack runs only on the samples that still have something to lose.
+    """
+
+    attacks: Sequence[Attack]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "attacks", tuple(self.attacks))
+        if not self.attacks:
+            raise InputError("WorstOf needs at least one attack")
+
+    def check_classes(self, classes: int) -> None:
+        for attack in self.attacks:
+            attack.check_classes(classes)
+
+    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        x_adv, worst = x.clone(), ensemble.expected_accuracy(x, y)
+        for attack in self.attacks:
+            left = (worst > 0).nonzero()[:, 0]
+            if not len(left):
+                break
+            candidate = attack.perturb(ensemble, x[left], y[left], ball.take(left))
+            value = ensemble.expected_accuracy(candidate, y[left])
+            better = value < worst[left]
+            x_adv[left[better]], worst[left[better]] = candidate[better], value[better]
+        return x_adv
+
+
+@dataclass(frozen=True)
+class Restarts(Attack):
+    """n runs of an attack with seeds seed, seed + 1, ...; per sample the worst is kept.
+
+    keep="accuracy" keeps the lowest expected accuracy. keep="loss" keeps the highest objective of the attack
+    itself: the paper's "+RR", which can do worse than a single run.
+    """
+
+    attack: Attack
+    n: int = 10
+    keep: str = "accuracy"
+
+    def __post_init__(self) -> None:
+        check_at_least("n", self.n, 1)
+        if self.keep not in ("accuracy", "loss"):
+            raise unknown("keep", self.keep, ("accuracy", "loss"))
+        if not hasattr(self.attack, "seed") or getattr(self.attack, "random_init", True) is False:
+            hint = "set random_init=True" if hasattr(self.attack, "seed") else "it is deterministic"
+            raise InputError(f"restarting {type(self.attack).__name__} would repeat itself: {hint}")
+        if self.keep == "loss" and not hasattr(self.attack, "objective"):
+            raise InputError(f"{type(self.attack).__name__} has no objective of its own; use keep='accuracy'")
+
+    def check_classes(self, classes: int) -> None:
+        self.attack.check_classes(classes)
+
+    def seeded(self) -> list[Attack]:
+        attack: Any = self.attack
+        return [replace(attack, seed=attack.seed + r) for r in range(self.n)]
+
+    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        if self.keep == "accuracy":
+            return WorstOf(self.seeded()).perturb(ensemble, x, y, ball)
+        objective = self.attack.objective  # type: ignore[attr-defined]
+        x_adv, highest = x.clone(), torch.full((len(x),), -torch.inf, device=x.device)
+        for attack in self.seeded():
+            candidate = attack.perturb(ensemble, x, y, ball)
+            value = objective(ensemble, candidate, y).float()
+            better = value > highest
+            x_adv[better], highest[better] = candidate[better], value[better]
+        return x_adv
+
+
+@dataclass(frozen=True)
+class RandomAttacker(Attack):
+    """The paper's randomised "PGD" and "C&W": attack member j with probability alpha_j.
+
+    The call draws j per sample; `outcome` and `expected_accuracy` give the exact expectation over both draws.
+    """
+
+    attack: Attack
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.attack, "member"):
+            raise InputError(f"{type(self.attack).__name__} does not attack a single member; use e.g. PGD()")
+
+    def on_member(self, j: int) -> Attack:
+        attack: Any = self.attack
+        return replace(attack, member=j)
+
+    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        drawn = uniform(sample_keys(x, self.seed), 1, stream=3)
+        member = (drawn > ensemble.alpha.to(x.device).cumsum(0)[:-1]).sum(1)
+        x_adv = x.clone()
+        for j in ensemble.order:
+            chosen = (member == j).nonzero()[:, 0]
+            if len(chosen):
+                x_adv[chosen] = self.on_member(j).perturb(ensemble, x[chosen], y[chosen], ball.take(chosen))
+        return x_adv
+
+    def outcome(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Outcome:
+        return Outcome([(float(ensemble.alpha[j]), self.on_member(j)(ensemble, x, y, ball)) for j in ensemble.order])
+
+    def expected_accuracy(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        """L-bar = sum_j alpha_j L(x + delta_j), (B,) float64: the exact value of this attacker."""
+        terms = [p * ensemble.expected_accuracy(u, y) for p, u in self.outcome(ensemble, x, y, ball).mixture]
+        return torch.stack(terms).sum(0)

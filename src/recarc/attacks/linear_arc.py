@@ -1,0 +1,48 @@
+"""ARC for linear members, Algorithm 1 of the paper: consistent by Theorem 5.1."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recarc.attacks.base import Attack
+from recarc.attacks.linearize import nearest_plane
+from recarc.ensemble import RandomizedEnsemble
+from recarc.errors import InputError
+from recarc.geometry import Ball, per_sample, working_dtype
+
+
+@dataclass(frozen=True)
+class LinearARC(Attack):
+    """One greedy pass over affine members, e.g. nn.Linear(D, C); with C = 2 Algorithm 1 to the letter.
+
+    For C > 2 a member's plane is the nearest one between y and another class.
+    """
+
+    rho: float = 0.05  # in units of eps; the paper's rho = 0.05 eps
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rho < math.inf:
+            raise InputError(f"rho is {self.rho!r}; it must be > 0 (the paper: 0.05, in units of eps)")
+
+    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        eps = ball.radius(x)
+        delta = torch.zeros_like(x, dtype=working_dtype(x))
+        v = ensemble.expected_accuracy(x, y)
+        for i in ensemble.order:
+            plane = nearest_plane(ensemble.members[i], x, ball.norm, label=y, planes=None)
+            g, zeta = -ball.norm.steepest(plane.w), plane.zeta.abs()
+            near = zeta < eps
+            gap = (plane.along(delta) + zeta).abs()
+            beta = eps / torch.where(near, eps - zeta, 1) * torch.where(near, gap, 0) + self.rho * eps
+            beta = torch.where(near, beta, eps)
+            delta_hat = ball.norm.scale_to(delta + per_sample(beta, g) * g, eps)
+            delta_hat = ball.project(delta_hat, x)  # keeps it in the box, where there is one
+            v_hat = ensemble.expected_accuracy(ball.move(x, delta_hat), y)
+            accept = v_hat <= v
+            delta = torch.where(per_sample(accept, x), delta_hat, delta)
+            v = torch.where(accept, v_hat, v)
+        return ball.move(x, delta)

@@ -1,0 +1,167 @@
+"""The randomized ensemble classifier (REC): one member, drawn with probability alpha_i, answers each query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from recarc.errors import InputError
+from recarc.losses import loss_named
+
+Member: TypeAlias = Callable[[Tensor], Tensor]
+
+
+class RandomizedEnsemble(nn.Module):
+    """Members f_i (any callables from inputs in the box to logits) and their sampling probabilities alpha.
+
+    All figures are exact expectations over the draw of the member; only `forward` draws.
+
+    >>> rec = RandomizedEnsemble([model_1, model_2], alpha=[0.9, 0.1])     # doctest: +SKIP
+    >>> rec.expected_accuracy(x, y)                                         # doctest: +SKIP
+    """
+
+    def __init__(self, members: Sequence[Member], alpha: Sequence[float] | Tensor | None = None) -> None:
+        super().__init__()
+        members = tuple(members)
+        if not members:
+            raise InputError("an ensemble needs at least one member")
+        for i, member in enumerate(members):
+            if not callable(member):
+                raise InputError(f"member {i} is a {type(member).__name__}, not a callable from inputs to logits")
+        self.members = members
+        self.modules_of_members = nn.ModuleList(m for m in members if isinstance(m, nn.Module))
+        self.alpha = validated_alpha(alpha, len(members))
+        self.device_of_members()
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def extra_repr(self) -> str:
+        return f"alpha={[round(a, 6) for a in self.alpha.tolist()]}"
+
+    @property
+    def order(self) -> list[int]:
+        """Members by decreasing alpha, equal ones in the given order, without those of alpha 0 (the set I)."""
+        alpha = self.alpha.tolist()
+        return [i for i in sorted(range(len(alpha)), key=lambda i: -alpha[i]) if alpha[i] > 0]
+
+    def device_of_members(self) -> torch.device | None:
+        """The one device that holds every parameter; None if no member has any."""
+        devices = {p.device for m in self.modules_of_members for p in m.parameters()}
+        if len(devices) > 1:
+            names = ", ".join(sorted(map(str, devices)))
+            raise InputError(f"members are on different devices ({names}); move them with ensemble.to(device)")
+        return next(iter(devices), None)
+
+    def with_alpha(self, alpha: Sequence[float] | Tensor | None) -> RandomizedEnsemble:
+        """The same members under other sampling probabilities."""
+        return RandomizedEnsemble(self.members, alpha)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(M, B, C) logits of every member."""
+        outputs = [member(x) for member in self.members]
+        for i, out in enumerate(outputs):
+            if out.dim() != 2 or len(out) != len(x):
+                raise InputError(f"member {i} maps {tuple(x.shape)} to {tuple(out.shape)}; expected (B, classes)")
+        counts = [out.shape[1] for out in outputs]
+        if len(set(counts)) > 1:
+            raise InputError(f"members disagree on the number of classes: {counts}")
+        if counts[0] < 2:
+            raise InputError("members have 1 output; a binary classifier needs two logits, e.g. nn.Linear(D, 2)")
+        return torch.stack(outputs)
+
+    @torch.no_grad()
+    def predictions(self, x: Tensor) -> Tensor:
+        """(M, B) labels; -1 where a member's logits hold NaN, which counts as wrong."""
+        return predictions_of(self.logits(x))
+
+    def correct(self, x: Tensor, y: Tensor) -> Tensor:
+        """(M, B) member bits: does member i give the label y?"""
+        return self.predictions(x) == y
+
+    def expected_accuracy(self, x: Tensor, y: Tensor) -> Tensor:
+        """L of Eq. (1) for each sample, (B,) float64."""
+        return self.score(self.correct(x, y))
+
+    def score(self, correct: Tensor) -> Tensor:
+        """sum_i alpha_i 1{member i is right} of (M, B) bits, in float64, rounded so that equal sums compare equal."""
+        if correct.device.type == "mps":  # no float64 there
+            correct = correct.cpu()
+        alpha = self.alpha.to(correct.device)
+        return torch.round((alpha[:, None] * correct).sum(0), decimals=12)
+
+    def expected_loss(self, x: Tensor, y: Tensor, loss: str = "ce") -> Tensor:
+        """sum_i alpha_i l(f_i(x), y), (B,): the objective of adaptive PGD. Differentiable in x."""
+        function = loss_named(loss)
+        return sum((self.alpha[i].item() * function(self.members[i](x), y) for i in self.order), x.new_zeros(()))
+
+    def expected_logits(self, x: Tensor) -> Tensor:
+        """sum_i alpha_i f_i(x), (B, C). Differentiable in x."""
+        return sum((self.alpha[i].item() * self.members[i](x) for i in self.order), x.new_zeros(()))
+
+    def draw(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """(count,) member indices, independent draws d ~ alpha."""
+        return torch.multinomial(self.alpha, count, replacement=True, generator=generator)
+
+    def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Deployment: every sample is answered by a member of its own draw. Never evaluate robustness with this."""
+        drawn = self.draw(len(x), generator).to(x.device)
+        logits: Tensor | None = None
+        for i in drawn.unique().tolist():
+            chosen = (drawn == i).nonzero()[:, 0]
+            part = self.members[i](x[chosen])
+            if logits is None:
+                logits = part.new_zeros(len(x), part.shape[1])
+            logits = logits.index_copy(0, chosen, part)
+        return self.members[0](x) if logits is None else logits
+
+
+def validated_alpha(alpha: Sequence[float] | Tensor | None, count: int) -> Tensor:
+    """alpha as a (M,) float64 tensor that sums to one; None is equiprobable."""
+    if alpha is None:
+        return torch.full((count,), 1.0 / count, dtype=torch.float64)
+    narrow = str(getattr(alpha, "dtype", "")).endswith(("float32", "float16"))
+    values = torch.as_tensor(alpha, dtype=torch.float64).detach().cpu().clone()
+    if narrow:
+        values = torch.round(values, decimals=6)  # 0.1 in float32 is meant as 0.1
+    shown = [round(v, 6) for v in values.flatten().tolist()]
+    if values.dim() != 1 or len(values) != count:
+        raise InputError(f"alpha has {values.numel()} values for {count} members: {shown}")
+    if not bool(torch.isfinite(values).all()) or bool((values < 0).any()):
+        raise InputError(f"alpha must be probabilities >= 0, got {shown}")
+    total = float(values.sum())
+    if abs(total - 1) > 1e-5:
+        raise InputError(f"alpha sums to {total:.6g}, not 1: {shown}; divide it by its sum")
+    return values / total if total != 1 else values
+
+
+def predictions_of(logits: Tensor) -> Tensor:
+    """Labels (...,) of logits (..., C); -1 where a logit is NaN."""
+    return torch.where(logits.isnan().any(-1), -1, logits.argmax(-1))
+
+
+def as_ensemble(model: RandomizedEnsemble | Member) -> RandomizedEnsemble:
+    """A single model is an ensemble of one."""
+    return model if isinstance(model, RandomizedEnsemble) else RandomizedEnsemble([model])
+
+
+@contextmanager
+def frozen(ensemble: RandomizedEnsemble) -> Iterator[None]:
+    """Evaluation mode, no parameter gradients; every flag is put back at the end, also after an error."""
+    modules = [(m, m.training) for m in ensemble.modules()]
+    parameters = [p for p in ensemble.parameters() if p.requires_grad]
+    try:
+        for module, _ in modules:
+            module.training = False
+        for p in parameters:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for module, training in modules:
+            module.training = training
+        for p in parameters:
+            p.requires_grad_(True)

@@ -1,0 +1,241 @@
+"""Norms and balls: the only place that branches on p.
+
+Every function takes tensors with a leading batch and works per sample. Half precision is computed in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from recarc.errors import InputError
+from recarc.randomness import sample_keys, uniform
+
+BOX_TOLERANCE = 1e-6  # float noise on the box is not an error
+
+
+def per_sample(value: Tensor, like: Tensor) -> Tensor:
+    """Reshape (B,) so that it broadcasts over `like` of shape (B, ...)."""
+    return value.reshape(-1, *([1] * (like.dim() - 1)))
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """The precision perturbations are kept in: float32, or float64 where the input is."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The lp norm on samples, p >= 1 or infinity: `Norm("linf")`, `Norm("L2")`, `Norm(1)`, `Norm(1.5)`."""
+
+    p: float
+
+    def __init__(self, p: float | str | Norm) -> None:
+        object.__setattr__(self, "p", p.p if isinstance(p, Norm) else _parse_p(p))
+
+    def __str__(self) -> str:
+        return "linf" if math.isinf(self.p) else f"l{self.p:g}"
+
+    @property
+    def q(self) -> float:
+        """The dual exponent, 1/p + 1/q = 1."""
+        if self.p == 1:
+            return math.inf
+        return 1.0 if math.isinf(self.p) else self.p / (self.p - 1)
+
+    def norm(self, v: Tensor) -> Tensor:
+        """||v||_p per sample, (B,)."""
+        return _vector_norm(v, self.p)
+
+    def dual(self, w: Tensor) -> Tensor:
+        """||w||_q per sample, (B,): the largest <w, d> over ||d||_p <= 1."""
+        return _vector_norm(w, self.q)
+
+    def steepest(self, w: Tensor) -> Tensor:
+        """The unit-lp-norm d with <w, d> = ||w||_q (mu_p of the paper); 0 where w is 0.
+
+        |w|^(q-1) sgn(w) / ||w||_q^(q-1); for p = 1 the limit that has unit norm: one-hot at the largest |w|.
+        """
+        w = w.to(working_dtype(w))
+        if math.isinf(self.p):
+            return w.sign()
+        flat = w.flatten(1)
+        if self.p == 1:
+            index = flat.abs().argmax(1, keepdim=True)
+            d = torch.zeros_like(flat).scatter_(1, index, flat.gather(1, index).sign())
+            return d.reshape(w.shape)
+        scale = flat.abs().amax(1, keepdim=True)
+        r = flat.abs() / torch.where(scale > 0, scale, 1)  # in [0, 1]: no overflow, no underflow of the sum
+        total = r.pow(self.q).sum(1, keepdim=True)
+        d = r.pow(self.q - 1) * flat.sign() / torch.where(total > 0, total, 1).pow((self.q - 1) / self.q)
+        return d.reshape(w.shape)
+
+    def distance(self, w: Tensor, h: Tensor) -> Tensor:
+        """Signed lp distance h / ||w||_q to the hyper-plane {u: <w, u - x> + h = 0} (Lemma A.1); inf where w is 0."""
+        length = self.dual(w)
+        return torch.where(length > 0, h.to(length.dtype) / torch.where(length > 0, length, 1), math.inf)
+
+    def scale_to(self, v: Tensor, radius: Tensor) -> Tensor:
+        """v scaled to ||v||_p = radius (B,); 0 stays 0."""
+        length = self.norm(v)
+        return v * per_sample(torch.where(length > 0, radius / torch.where(length > 0, length, 1), 0), v)
+
+
+def _parse_p(p: float | str) -> float:
+    text = str(p).strip().lower().lstrip("l").lstrip("_").strip("∞") or "inf"
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= 1:
+        raise InputError(f"norm {p!r} is not an lp norm with p >= 1; use 'linf', 'l2', 'l1' or a number p >= 1")
+    return value
+
+
+def _vector_norm(v: Tensor, p: float) -> Tensor:
+    flat = v.to(working_dtype(v)).flatten(1)
+    if flat.shape[1] == 0:
+        return flat.new_zeros(flat.shape[0])
+    if math.isinf(p) or p == 1:
+        return torch.linalg.vector_norm(flat, p, dim=1)
+    scale = flat.abs().amax(1, keepdim=True)
+    r = flat / torch.where(scale > 0, scale, 1)
+    return torch.linalg.vector_norm(r, p, dim=1) * scale[:, 0]
+
+
+@dataclass(frozen=True)
+class Ball:
+    """Perturbations an attacker may use: ||delta||_p <= eps and x + delta in the box.
+
+    eps is a float or a (B,) tensor, in the units of x (8/255, not 8); box is (low, high) or None.
+    """
+
+    norm: Norm
+    eps: float | Tensor
+    box: tuple[float, float] | None = (0.0, 1.0)
+
+    def __init__(
+        self, norm: float | str | Norm, eps: float | Tensor, box: tuple[float, float] | None = (0.0, 1.0)
+    ) -> None:
+        if isinstance(eps, Tensor) and eps.dim() == 0:
+            eps = float(eps)
+        if isinstance(eps, Tensor):
+            eps = eps.detach()
+            if eps.dim() != 1 or not bool((torch.isfinite(eps) & (eps > 0)).all()):
+                raise InputError(f"eps needs shape (B,) and finite values > 0, got shape {tuple(eps.shape)}")
+        elif not (isinstance(eps, (int, float)) and math.isfinite(eps) and eps > 0):
+            raise InputError(f"eps is {eps!r}; it must be a finite number > 0 in the units of x, such as 8/255")
+        if box is not None and not (len(box) == 2 and box[0] < box[1]):
+            raise InputError(f"box is {box!r}; it must be (low, high) with low < high, or None for no box")
+        object.__setattr__(self, "norm", Norm(norm))
+        object.__setattr__(self, "eps", eps if isinstance(eps, Tensor) else float(eps))
+        object.__setattr__(self, "box", None if box is None else (float(box[0]), float(box[1])))
+
+    def __str__(self) -> str:
+        eps = "per sample" if isinstance(self.eps, Tensor) else f"{self.eps:.6g}"
+        return f"{self.norm} ball, eps {eps}, box {self.box}"
+
+    def check(self, x: Tensor) -> None:
+        """Raise InputError where x does not fit the ball: outside the box, or another batch size than eps."""
+        if isinstance(self.eps, Tensor) and len(self.eps) != len(x):
+            raise InputError(f"eps has {len(self.eps)} values for {len(x)} samples; give one each, or a single number")
+        if self.box is None or x.numel() == 0:
+            return
+        low, high = float(x.min()), float(x.max())
+        if low < self.box[0] - BOX_TOLERANCE or high > self.box[1] + BOX_TOLERANCE:
+            hint = "divide 8-bit images by 255" if high > 2 * self.box[1] else "move normalisation into the model"
+            raise InputError(
+                f"x has values in [{low:.4g}, {high:.4g}], outside the box {list(self.box)}; {hint}, "
+                "or give the ball another box"
+            )
+
+    def take(self, index: Tensor) -> Ball:
+        """The ball of a subset of the samples."""
+        return replace(self, eps=self.eps[index.to(self.eps.device)]) if isinstance(self.eps, Tensor) else self
+
+    def radius(self, x: Tensor) -> Tensor:
+        """eps as a (B,) tensor beside x."""
+        if isinstance(self.eps, Tensor):
+            return self.eps.to(device=x.device, dtype=working_dtype(x))
+        return torch.full((len(x),), self.eps, device=x.device, dtype=working_dtype(x))
+
+    def project(self, delta: Tensor, x: Tensor) -> Tensor:
+        """Pi: exact Euclidean projection onto the l1, l2 or linf ball; feasible radial scaling for another p.
+
+        The box then clips: the result is in ball and box (|delta| only shrinks, as x is in the box), though
+        for p < inf not the nearest point of their intersection.
+        """
+        eps = per_sample(self.radius(x), x)
+        if math.isinf(self.norm.p):
+            delta = torch.maximum(torch.minimum(delta, eps), -eps)
+        elif self.norm.p == 1:
+            delta = _project_l1(delta, self.radius(x))
+        else:
+            length = per_sample(self.norm.norm(delta), delta)
+            delta = delta * torch.where(length > eps, eps / torch.where(length > eps, length, 1), 1)
+        if self.box is None:
+            return delta
+        wide = x.to(delta.dtype)
+        return torch.maximum(torch.minimum(delta, self.box[1] - wide), self.box[0] - wide)
+
+    def move(self, x: Tensor, delta: Tensor) -> Tensor:
+        """x + delta inside the box, in the dtype of x: the point a model sees and an attack returns."""
+        moved = x + delta
+        if self.box is not None:
+            moved = moved.clamp(*self.box)
+        return moved.to(x.dtype)
+
+    def random_start(self, x: Tensor, seed: int) -> Tensor:
+        """delta uniform in the lp ball (then clipped to the box), drawn from each sample's own stream."""
+        delta = _uniform_in_unit_ball(sample_keys(x, seed), x[0].numel() if len(x) else 0, self.norm.p)
+        delta = delta.to(working_dtype(x)).reshape(x.shape) * per_sample(self.radius(x), x)
+        return self.project(delta, x)
+
+    def violation(self, x: Tensor, x_adv: Tensor) -> Tensor:
+        """How far x_adv is outside ball or box, (B,) in float64; 0 where it is inside."""
+        delta = x_adv.double() - x.double()
+        excess = (self.norm.norm(delta) - self.radius(x).double()).clamp(min=0)
+        if self.box is not None and x.numel():
+            flat = x_adv.double().flatten(1)
+            outside = torch.maximum(flat.amax(1) - self.box[1], self.box[0] - flat.amin(1)).clamp(min=0)
+            excess = torch.maximum(excess, outside)
+        return excess
+
+
+def _project_l1(delta: Tensor, eps: Tensor) -> Tensor:
+    """Soft thresholding at the theta with sum (|d| - theta)+ = eps, found by sorting; inside points are kept."""
+    flat = delta.flatten(1)
+    sizes = flat.abs()
+    ordered, _ = sizes.sort(dim=1, descending=True)
+    excess = ordered.cumsum(1) - eps[:, None]
+    count = torch.arange(1, flat.shape[1] + 1, device=flat.device, dtype=flat.dtype)
+    last = (ordered * count > excess).sum(1, keepdim=True).clamp(min=1)
+    theta = (excess.gather(1, last - 1) / last).clamp(min=0)
+    return (flat.sign() * (sizes - theta).clamp(min=0)).reshape(delta.shape)
+
+
+def _uniform_in_unit_ball(keys: Tensor, dim: int, p: float) -> Tensor:
+    """(B, dim) points uniform in the unit lp ball.
+
+    With |g_i|^p ~ Gamma(1/p) and an independent e ~ Exp(1), g / (sum |g_i|^p + e)^(1/p) is uniform.
+    """
+    u = uniform(keys, dim, stream=0)
+    sign = torch.where(uniform(keys, dim, stream=1) < 0.5, -1.0, 1.0)
+    if math.isinf(p):
+        return 2 * u - 1
+    power = _gamma_quantile(u, 1 / p)
+    e = -uniform(keys, 1, stream=2).log()
+    return sign * (power / (power.sum(1, keepdim=True) + e)).pow(1 / p)
+
+
+def _gamma_quantile(u: Tensor, shape: float) -> Tensor:
+    if shape == 1:
+        return -torch.log1p(-u)
+    if shape == 0.5:
+        return torch.erfinv(u).square()
+    from scipy.special import gammaincinv
+
+    return torch.from_numpy(gammaincinv(shape, u.cpu().numpy())).to(u.device)
