@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,7 +14,8 @@ from recarc.errors import InputError
 from recarc.geometry import Ball, working_dtype
 
 
-class Outcome(NamedTuple):
+@dataclass(frozen=True)
+class Outcome:
     """What an attack hands to an evaluation.
 
     `mixture`: (probability, x_adv) pairs, several where the attacker randomises too. `stages`: for a staged attack,
@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
     """
 
     mixture: list[tuple[float, Tensor]]
-    stages: dict[str, Tensor] = {}
+    stages: dict[str, Tensor] = field(default_factory=dict)
     alone: Tensor | None = None
     decided_by: Tensor | None = None
 
