@@ -1,0 +1,91 @@
+"""Pieces that several architectures share."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recarc.errors import unknown
+
+
+def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+
+
+def conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+
+class PadShortcut(nn.Module):
+    """Option A of He et al. (2016), Section 4.2: subsample, and fill the new channels with zeros.
+
+    The paper leaves open where the zeros go. Here half of them go before and half after, as in the
+    widespread CIFAR checkpoints.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        before = (outputs - inputs) // 2
+        self.stride, self.pad = stride, (0, 0, 0, 0, before, outputs - inputs - before)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], self.pad)
+
+
+class BasicBlock(nn.Module):
+    """relu(F(x) + shortcut(x)) with two 3x3 convolutions (He et al. 2016, Figure 5 left)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, shortcut: str) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv3x3(inputs, outputs, stride), nn.BatchNorm2d(outputs)
+        self.conv2, self.bn2 = conv3x3(outputs, outputs), nn.BatchNorm2d(outputs)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            if shortcut == "conv":
+                self.downsample = nn.Sequential(conv1x1(inputs, outputs, stride), nn.BatchNorm2d(outputs))
+            else:
+                self.downsample = PadShortcut(inputs, outputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        return F.relu(out + (x if self.downsample is None else self.downsample(x)))
+
+
+class PreActBlock(nn.Module):
+    """x + F(x) with batch norm and ReLU before each convolution (He et al. 2016b; Zagoruyko and Komodakis 2016).
+
+    Where the shape changes, the 1x1 shortcut starts from the activated input.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.bn1, self.conv1 = nn.BatchNorm2d(inputs), conv3x3(inputs, outputs, stride)
+        self.bn2, self.conv2 = nn.BatchNorm2d(outputs), conv3x3(outputs, outputs)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(conv1x1(inputs, outputs, stride))
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = F.relu(self.bn1(x))
+        out = self.conv2(F.relu(self.bn2(self.conv1(active))))
+        return out + (x if self.downsample is None else self.downsample(active))
+
+
+def global_average(x: Tensor) -> Tensor:
+    """(B, C, H, W) -> (B, C)."""
+    return x.mean(dim=(2, 3))
+
+
+def init_convolutions(net: nn.Module) -> None:
+    """He et al. (2015): normal with variance 2 / fan_out."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d) and not module.weight.is_meta:  # nothing to fill there, and slow
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def check_choice(kind: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise unknown(kind, value, known)
