@@ -1,0 +1,189 @@
+"""Folders of images, one folder a class."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from recarc.data.catalog import Spec
+from recarc.data.decode import CROP, GREY_MODES, cropped, open_image, pixels
+from recarc.data.source import BLOCK, Block, Source
+from recarc.data.streaming import Reader
+from recarc.errors import InputError
+
+ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
+SPLITS = ("train", "test", "validation", "val")
+
+
+@dataclass(frozen=True)
+class FolderSource(Source):
+    """A folder with one folder a class. `spec` None: classes are the folders' names in sorted order."""
+
+    root: Path
+    spec: Spec | None
+
+    @property
+    def where(self) -> str:
+        return str(self.root)
+
+    @cached_property
+    def _scan(self) -> tuple[list[Path], np.ndarray, tuple[str, ...]]:
+        folders = class_folders(self.root)
+        if not folders:
+            raise InputError(f"{self.root} holds no class folders; expected one folder a class with its images inside")
+        numbers, names = _class_numbers(self.root, folders, self.spec)
+        paths: list[Path] = []
+        labels: list[int] = []
+        for folder, number in zip(folders, numbers):
+            inside = _images(folder)
+            if not inside:
+                raise InputError(f"{folder} holds no images; put some there (PNG, JPEG, ...) or take the folder out")
+            paths += inside
+            labels += [number] * len(inside)
+        return paths, np.array(labels, dtype=np.int64), names
+
+    def files(self) -> Sequence[Path]:
+        return self._scan[0]
+
+    def class_names(self) -> tuple[str, ...]:
+        return self._scan[2]
+
+    @cached_property
+    def _shape(self) -> tuple[int, int, int]:
+        """Of the first image; colour if any image has it."""
+        if self.spec:
+            return self.spec.shape
+        first, *rest = self.files()
+        image = _open(first)
+        grey = image[0] and all(_open(path)[0] for path in rest)
+        return (1 if grey else 3), image[1], image[2]
+
+    def _large(self) -> bool:
+        if self.spec:
+            return self.spec.streamed
+        _, height, width = _open(self.files()[0])
+        return min(height, width) >= CROP
+
+    def blocks(self) -> Iterator[Block]:
+        paths, labels, _ = self._scan
+        for start in range(0, len(paths), BLOCK):
+            chosen = paths[start : start + BLOCK]
+            images = [pixels(_bytes(path), str(path), self._shape) for path in chosen]
+            yield np.stack(images), labels[start : start + BLOCK]
+
+    def reader(self) -> tuple[Reader, np.ndarray] | None:
+        if not self._large():
+            return None
+        paths, labels, _ = self._scan
+        return FolderReader(self.root, tuple(paths)), labels
+
+    def broken(self) -> list[str]:
+        """Decodes every image, and goes on after a broken one."""
+        out = []
+        large = self._large()
+        for path in self.files():
+            try:
+                if large:
+                    cropped(_bytes(path), str(path))
+                else:
+                    pixels(_bytes(path), str(path), self._shape)
+            except InputError as error:
+                out.append(str(error))
+        return out
+
+
+class FolderReader:
+    """Random access to the files of a folder."""
+
+    def __init__(self, root: Path, paths: tuple[Path, ...]) -> None:
+        self.root, self.paths = root, paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def identity(self) -> str:
+        digest = hashlib.sha256()
+        for path in self.paths:
+            digest.update(f"{path.relative_to(self.root)}\0{path.stat().st_size}\n".encode())
+        return digest.hexdigest()
+
+    def read(self, rows: np.ndarray) -> list[tuple[bytes, str]]:
+        return [(_bytes(self.paths[row]), str(self.paths[row])) for row in rows]
+
+
+def find(root: Path, spec: Spec, split: str) -> Source | None:
+    """SPLIT/CLASS/*.png of a known set."""
+    for word in spec.split_words(split):
+        if class_folders(root / word):
+            return FolderSource(root / word, spec)
+    return None
+
+
+def find_any(root: Path, split: str) -> Source:
+    """A folder of any name: SPLIT/CLASS/*, or CLASS/* without splits, which serves `test` and `all`."""
+    splits = [name for name in SPLITS if class_folders(root / name)]
+    if class_folders(root / split):
+        return FolderSource(root / split, None)
+    if splits:
+        raise InputError(f"{root} has no folder {split!r} with class folders inside; it has: {', '.join(splits)}")
+    if split not in ("test", "all"):
+        raise InputError(
+            f"{root} has no folder {split!r}; expected {split}/CLASS/images (a folder without splits serves only "
+            "'test' and 'all', so that nobody trains on what they test)"
+        )
+    return FolderSource(root, None)
+
+
+def class_folders(root: Path) -> list[Path]:
+    """The visible folders inside, sorted by name."""
+    if not root.is_dir():
+        return []
+    with os.scandir(root) as entries:
+        return sorted(Path(e.path) for e in entries if e.is_dir() and not e.name.startswith("."))
+
+
+def _images(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        names = [
+            e.name for e in entries if not e.name.startswith(".") and os.path.splitext(e.name)[1].lower() in ENDINGS
+        ]
+    return [folder / name for name in sorted(names)]
+
+
+def _class_numbers(root: Path, folders: list[Path], spec: Spec | None) -> tuple[list[int], tuple[str, ...]]:
+    names = [folder.name for folder in folders]
+    if spec is None:
+        return list(range(len(names))), tuple(names)
+    if spec.name == "imagenet":
+        if len(names) != len(spec.classes):
+            raise InputError(
+                f"{root} has {len(names)} class folders; imagenet has 1000 synsets, numbered in sorted order: "
+                "complete it, or load the folder by its path to number just these"
+            )
+        return list(range(len(names))), tuple(names)
+    known = {name: i for i, name in enumerate(spec.classes)} | {str(i): i for i in range(len(spec.classes))}
+    strange = [name for name in names if name not in known]
+    if strange:
+        raise InputError(
+            f"{root / strange[0]} is no class of {spec.name}; expected names like {', '.join(spec.classes[:3])}, "
+            "or by class index"
+        )
+    return [known[name] for name in names], spec.classes
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; check the file and its permissions") from None
+
+
+def _open(path: Path) -> tuple[bool, int, int]:
+    image = open_image(_bytes(path), str(path))
+    return image.mode in GREY_MODES, image.height, image.width

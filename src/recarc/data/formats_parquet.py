@@ -1,0 +1,267 @@
+"""Parquet files in the Hub's layout: a struct of encoded bytes and path, and a label.
+
+They are read with pyarrow alone: simpler and quicker to start than the `datasets` library, which is kept for fetching.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recarc.data.catalog import Spec, owner
+from recarc.data.decode import CROP, GREY_MODES, open_image, pixels
+from recarc.data.source import BLOCK, Block, Source
+from recarc.data.streaming import Reader
+from recarc.errors import InputError
+
+SPLIT_WORD = re.compile(r"(?:^|[-_.])(train|test|validation|val|extra)(?=[-_.]|$)")
+IMAGE_COLUMNS = ("img", "image", "images")
+LABEL_COLUMNS = ("label", "labels", "fine_label")
+
+
+@dataclass(frozen=True)
+class ParquetSource(Source):
+    """The Parquet files of a split, in the order of their names. `spec` None: shape and classes are read off."""
+
+    paths: tuple[Path, ...]
+    spec: Spec | None
+
+    @property
+    def where(self) -> str:
+        return str(self.paths[0]) if len(self.paths) == 1 else f"{self.paths[0].parent} ({len(self.paths)} files)"
+
+    def files(self) -> Sequence[Path]:
+        return self.paths
+
+    def blocks(self) -> Iterator[Block]:
+        shape = self.spec.shape if self.spec else self._first_shape()
+        for path in self.paths:
+            with _Table(path, self.spec) as table:
+                row = 0
+                for data, labels in table.batches():
+                    images = [
+                        pixels(item, _row_name(path, row + i, name), shape) for i, (item, name) in enumerate(data)
+                    ]
+                    row += len(images)
+                    if images:
+                        yield np.stack(images), labels
+
+    def class_names(self) -> tuple[str, ...] | None:
+        with _Table(self.paths[0], self.spec) as table:
+            return table.class_names()
+
+    def reader(self) -> tuple[Reader, np.ndarray] | None:
+        large = self.spec.streamed if self.spec else min(self._first_shape()[1:]) >= CROP
+        if not large:
+            return None
+        reader = ParquetReader(self.paths, self.spec)
+        return reader, reader.labels
+
+    def _first_shape(self) -> tuple[int, int, int]:
+        with _Table(self.paths[0], self.spec) as table:
+            for data, _ in table.batches(1):
+                image = open_image(data[0][0], _row_name(self.paths[0], 0, data[0][1]))
+                return (1 if image.mode in GREY_MODES else 3), image.height, image.width
+        raise InputError(f"{self.paths[0]} holds no rows; expected images and labels")
+
+
+class ParquetReader:
+    """Random access by row group; the last two groups stay in memory, no more."""
+
+    def __init__(self, paths: Sequence[Path], spec: Spec | None) -> None:
+        self.paths, self.spec = tuple(paths), spec
+        labels, groups, digest = [], [], hashlib.sha256()
+        for number, path in enumerate(self.paths):
+            with _Table(path, spec) as table:
+                labels.append(table.all_labels())
+                groups += [(number, group, rows) for group, rows in enumerate(table.group_rows())]
+                digest.update(table.footer_hash().encode())
+        self.labels = np.concatenate(labels)
+        self._groups = groups
+        self._first_groups = {number: i - group for i, (number, group, _) in enumerate(groups)}
+        self._starts = np.cumsum([0] + [rows for _, _, rows in groups])
+        self._identity = digest.hexdigest()
+        self._recent: OrderedDict[int, list[tuple[bytes, str]]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_recent": OrderedDict()}
+
+    def identity(self) -> str:
+        return self._identity
+
+    def read(self, rows: np.ndarray) -> list[tuple[bytes, str]]:
+        out: list[tuple[bytes, str]] = [(b"", "")] * len(rows)
+        groups = np.searchsorted(self._starts, rows, side="right") - 1
+        for group in np.unique(groups):
+            encoded = self._group(int(group))
+            for position in np.flatnonzero(groups == group):
+                out[position] = encoded[int(rows[position] - self._starts[group])]
+        return out
+
+    def _group(self, index: int) -> list[tuple[bytes, str]]:
+        if index not in self._recent:
+            number, group, _ = self._groups[index]
+            path = self.paths[number]
+            first = int(self._starts[index] - self._starts[self._first_groups[number]])
+            with _Table(path, self.spec) as table:
+                encoded = table.group(group)
+            self._recent[index] = [(data, _row_name(path, first + i, name)) for i, (data, name) in enumerate(encoded)]
+            while len(self._recent) > 2:
+                self._recent.popitem(last=False)
+        self._recent.move_to_end(index)
+        return self._recent[index]
+
+
+class _Table:
+    """An open Parquet file whose image and label columns are known. Arrow's errors become one line."""
+
+    def __init__(self, path: Path, spec: Spec | None) -> None:
+        import pyarrow.parquet as pq
+
+        self.path = path
+        with self._guard():
+            self.file = pq.ParquetFile(path)
+        columns = self.file.schema_arrow.names
+        wanted = (spec.label_column, *LABEL_COLUMNS[:2]) if spec else LABEL_COLUMNS
+        self.image = next((name for name in IMAGE_COLUMNS if name in columns), "")
+        self.label = next((name for name in wanted if name in columns), "")
+        if not self.image or not self.label:
+            raise InputError(
+                f"{path} has the columns {', '.join(columns)}; expected img or image (a struct of bytes and path) "
+                f"and {wanted[0]}, as on the Hub"
+            )
+
+    def __enter__(self) -> _Table:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def _guard(self) -> _Guard:
+        return _Guard(self.path)
+
+    def batches(self, size: int = BLOCK) -> Iterator[tuple[list[tuple[bytes, str]], np.ndarray]]:
+        iterator = self.file.iter_batches(batch_size=size, columns=[self.image, self.label])
+        while True:
+            with self._guard():
+                batch = next(iterator, None)
+            if batch is None:
+                return
+            yield self._encoded(batch.column(self.image)), self._labels(batch.column(self.label))
+
+    def group(self, index: int) -> list[tuple[bytes, str]]:
+        with self._guard():
+            table = self.file.read_row_group(index, columns=[self.image]).combine_chunks()
+        chunks = table.column(self.image).chunks
+        return [item for chunk in chunks for item in self._encoded(chunk)]
+
+    def all_labels(self) -> np.ndarray:
+        with self._guard():
+            column = self.file.read(columns=[self.label]).column(self.label)
+        return self._labels(column)
+
+    def group_rows(self) -> list[int]:
+        meta = self.file.metadata
+        return [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
+
+    def footer_hash(self) -> str:
+        """Size and footer: the footer holds the place, size and range of every column of every row group."""
+        size = self.path.stat().st_size
+        with self.path.open("rb") as file:
+            file.seek(size - 8)
+            length = int.from_bytes(file.read(4), "little")
+            file.seek(max(0, size - 8 - length))
+            return hashlib.sha256(str(size).encode() + file.read(length)).hexdigest()
+
+    def class_names(self) -> tuple[str, ...] | None:
+        try:
+            info = json.loads((self.file.schema_arrow.metadata or {})[b"huggingface"])
+            return tuple(str(name) for name in info["info"]["features"][self.label]["names"])
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def _encoded(self, column: Any) -> list[tuple[bytes, str]]:
+        try:
+            data = column.field("bytes").to_pylist()
+            names = column.field("path").to_pylist()
+        except (KeyError, AttributeError, ValueError):
+            raise InputError(
+                f"column {self.image} of {self.path} is no struct of bytes and path as on the Hub"
+            ) from None
+        if any(item is None for item in data):
+            raise InputError(f"{self.path} holds paths without image bytes; write it with the images embedded")
+        return list(zip(data, (name or "" for name in names)))
+
+    def _labels(self, column: Any) -> np.ndarray:
+        try:
+            return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.int64).copy()
+        except TypeError:
+            return np.asarray(column.to_numpy(), dtype=np.int64).copy()
+        except ValueError:
+            raise InputError(
+                f"column {self.label} of {self.path} holds no whole numbers; expected class indices"
+            ) from None
+
+
+class _Guard:
+    """Turns what Arrow raises on a damaged file into one line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        import pyarrow as pa
+
+        if isinstance(error, (pa.ArrowException, OSError, MemoryError)):
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(
+                f"cannot read {self.path}: {reason.rstrip('. ')}; truncated or no Parquet file, get it again"
+            ) from None
+
+
+def _row_name(path: Path, row: int, name: str) -> str:
+    return f"{path} row {row}" + (f" ({name})" if name else "")
+
+
+def find(root: Path, spec: Spec, split: str) -> Source | None:
+    """The Parquet files of a split: named after it, or in a folder named after it; `root` may be one such file."""
+    paths = find_paths(root, spec.split_words(split), spec.hub_config, spec, split == spec.evaluation)
+    return ParquetSource(tuple(paths), spec) if paths else None
+
+
+def find_paths(root: Path, words: Sequence[str], config: str | None, spec: Spec | None, evaluation: bool) -> list[Path]:
+    """Parquet files for these words of a split. Files that name no split at all serve the evaluation split."""
+    if root.suffix == ".parquet" and root.is_file():
+        named_split = SPLIT_WORD.findall(root.stem.lower())
+        return [root] if (named_split[-1] in words if named_split else evaluation) else []
+    folders = [root, root / "data", *([root / config] if config else [])]
+    for folder in folders:
+        files = [p for p in _parquet(folder) if spec is None or owner(p.stem) in (None, spec)]
+        split_of = {path: SPLIT_WORD.findall(path.stem.lower()) for path in files}
+        chosen = [path for path in files if split_of[path] and split_of[path][-1] in words]
+        if chosen:
+            return chosen
+        if files and evaluation and not any(split_of.values()):
+            return files
+        for word in words:
+            if chosen := _parquet(folder / word):
+                return chosen
+    return []
+
+
+def _parquet(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.parquet") if path.is_file()) if folder.is_dir() else []
