@@ -155,6 +155,24 @@ def test_get_imagenet_keeps_shards_and_streams(hub: list[tuple], small_official:
     assert "validation found" in row.state and "train missing" in row.state
 
 
+def test_a_stream_that_breaks_leaves_nothing_and_says_why(
+    hub: list[tuple], small_official: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(_: FakeRows) -> Any:
+        yield from FakeRows(*files.some_images(2, size=224), "image").rows
+        raise ConnectionError("connection lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeRows, "__iter__", cut)
+        with pytest.raises(InputError, match=r"cannot fetch imagenet .*connection lost"):
+            get("imagenet")
+    assert not list((tmp_path / "cache/data/downloads/imagenet").iterdir())
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RECARC_CACHE", str(tmp_path / "file"))
+    with pytest.raises(InputError, match="cannot store imagenet"):
+        get("imagenet")
+
+
 def test_what_the_hub_raises_becomes_one_line(hub: list[tuple], monkeypatch: pytest.MonkeyPatch) -> None:
     def gated(*_: Any, **__: Any) -> None:
         raise RuntimeError("Dataset is a gated dataset.\nMore lines")

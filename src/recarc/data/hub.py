@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import itertools
@@ -32,7 +33,7 @@ CONNECT_TIMEOUT = 3.0  # seconds to find out that there is no network
 ENDPOINT = "https://huggingface.co"  # unless HF_ENDPOINT names a mirror
 OFFLINE, TRUE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"), {"1", "on", "yes", "true"}
 SHARD_ROWS, GROUP_ROWS = 2000, 100
-
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
 Progress = Callable[[str, int, int], None]  # split, images so far, images in all
 
@@ -87,8 +88,8 @@ def fetch_shards(spec: Spec, split: str, repo: str | None = None, progress: Prog
     rows, image = _undecoded(spec, place, _call(spec, place, split=split, streaming=True))
     target = downloads(spec) / split
     aside = target.parent / f"{split}-{uuid.uuid4().hex}.part"
-    aside.mkdir(parents=True)
     try:
+        aside.mkdir(parents=True)
         schema = _schema(getattr((rows.features or {}).get(spec.label_column), "names", None))
         total = 0
         for shard, some in enumerate(_groups(rows, SHARD_ROWS)):
@@ -104,9 +105,12 @@ def fetch_shards(spec: Spec, split: str, repo: str | None = None, progress: Prog
         os.replace(aside, target)
     except InputError:
         raise
-    except OSError as error:
-        raise InputError(f"cannot store {spec.name} {split} in {target.parent}: {error}; see RECARC_CACHE") from None
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:  # a lost connection is an OSError too
+            raise InputError(
+                f"cannot store {spec.name} {split} in {target.parent}: {error.strerror}; make room, or set "
+                "RECARC_CACHE to a folder that can be written"
+            ) from None
         raise _failed(spec, place, error) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
