@@ -81,6 +81,8 @@ class RandomizedEnsemble(nn.Module):
 
     def correct(self, x: Tensor, y: Tensor) -> Tensor:
         """(M, B) member bits: does member i give the label y?"""
+        if y.shape != x.shape[:1]:
+            raise InputError(f"x has {len(x)} samples and y has shape {tuple(y.shape)}; expected one label a sample")
         return self.predictions(x) == y
 
     def expected_accuracy(self, x: Tensor, y: Tensor) -> Tensor:
@@ -109,15 +111,13 @@ class RandomizedEnsemble(nn.Module):
 
     def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Deployment: every sample is answered by a member of its own draw. Never evaluate robustness with this."""
+        if not len(x):
+            return self.members[0](x)
         drawn = self.draw(len(x), generator).to(x.device)
-        logits: Tensor | None = None
-        for i in drawn.unique().tolist():
-            chosen = (drawn == i).nonzero()[:, 0]
-            part = self.members[i](x[chosen])
-            if logits is None:
-                logits = part.new_zeros(len(x), part.shape[1])
-            logits = logits.index_copy(0, chosen, part)
-        return self.members[0](x) if logits is None else logits
+        chosen = [(drawn == i).nonzero()[:, 0] for i in range(len(self))]
+        parts = {i: self.members[i](x[rows]) for i, rows in enumerate(chosen) if len(rows)}
+        place = torch.cat([chosen[i] for i in parts]).argsort()
+        return torch.cat(list(parts.values()))[place]
 
 
 def validated_alpha(alpha: Sequence[float] | Tensor | None, count: int) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -85,9 +86,10 @@ class Norm:
 
 
 def _parse_p(p: float | str) -> float:
-    text = str(p).strip().lower().lstrip("l").lstrip("_").strip("∞") or "inf"
+    text = str(p).strip().lower()
+    text = text.removeprefix("l").removeprefix("_").replace("∞", "inf")
     try:
-        value = float(text)
+        value = math.nan if "_" in text else float(text)
     except ValueError:
         value = math.nan
     if not value >= 1:
@@ -124,9 +126,12 @@ class Ball:
             eps = float(eps)
         if isinstance(eps, Tensor):
             eps = eps.detach()
-            if eps.dim() != 1 or not bool((torch.isfinite(eps) & (eps > 0)).all()):
-                raise InputError(f"eps needs shape (B,) and finite values > 0, got shape {tuple(eps.shape)}")
-        elif not (isinstance(eps, (int, float)) and math.isfinite(eps) and eps > 0):
+            if eps.dim() != 1:
+                raise InputError(f"eps has shape {tuple(eps.shape)}; it must be one number, or one a sample, (B,)")
+            bad = eps[~(torch.isfinite(eps) & (eps > 0))]
+            if len(bad):
+                raise InputError(f"eps holds {bad[0].item()!r}; every value must be finite and > 0, in the units of x")
+        elif not (isinstance(eps, Real) and math.isfinite(eps) and eps > 0):
             raise InputError(f"eps is {eps!r}; it must be a finite number > 0 in the units of x, such as 8/255")
         if box is not None and not (len(box) == 2 and box[0] < box[1]):
             raise InputError(f"box is {box!r}; it must be (low, high) with low < high, or None for no box")
@@ -182,11 +187,18 @@ class Ball:
         return torch.maximum(torch.minimum(delta, self.box[1] - wide), self.box[0] - wide)
 
     def move(self, x: Tensor, delta: Tensor) -> Tensor:
-        """x + delta inside the box, in the dtype of x: the point a model sees and an attack returns."""
+        """x + delta inside the box, in the dtype of x: the point a model sees and an attack returns.
+
+        Half precision rounds towards x: to the nearest would leave the ball by up to 6 % of 8/255.
+        """
         moved = x + delta
         if self.box is not None:
             moved = moved.clamp(*self.box)
-        return moved.to(x.dtype)
+        if moved.dtype == x.dtype:
+            return moved
+        rounded = moved.to(x.dtype)
+        too_far = (rounded.to(delta.dtype) - x).abs() > (moved - x).abs()
+        return torch.where(too_far, torch.nextafter(rounded, x), rounded)
 
     def random_start(self, x: Tensor, seed: int) -> Tensor:
         """delta uniform in the lp ball (then clipped to the box), drawn from each sample's own stream."""

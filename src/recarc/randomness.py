@@ -40,4 +40,4 @@ def uniform(keys: Tensor, count: int, stream: int = 0) -> Tensor:
     counter = torch.arange(1, count + 1, device=keys.device, dtype=torch.int64) * GOLDEN
     base = _mix(keys + _mix(torch.tensor(stream, dtype=torch.int64, device=keys.device) * MIX_1))
     z = _mix(base[:, None] + counter)
-    return (_shift_right(z, 11).to(torch.float64) + 0.5) * 2.0**-53
+    return (_shift_right(z, 12).to(torch.float64) + 0.5) * 2.0**-52  # 53 bits would round the last one up to 1

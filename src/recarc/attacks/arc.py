@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import Attack, check_at_least, check_step_size, step_of
+from recarc.attacks.base import Attack, check_count, check_step_size, step_of
 from recarc.attacks.linearize import Plane, nearest_plane
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
@@ -30,10 +30,10 @@ class ARC(Attack):
     rho: float = 0.05  # in units of eps; the paper's rho = 0.05 eps
 
     def __post_init__(self) -> None:
-        check_at_least("steps", self.steps, 1)
+        check_count("steps", self.steps)
         check_step_size(self.step_size)
         if self.planes is not None:
-            check_at_least("planes", self.planes, 1)
+            check_count("planes", self.planes)
         if self.variant not in ("paper", "corrected"):
             raise unknown("variant", self.variant, ("paper", "corrected"))
         if not 0 < self.rho < math.inf:

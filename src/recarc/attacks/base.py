@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -94,6 +95,11 @@ def check_problem(
 def check_at_least(name: str, value: float, low: float) -> None:
     if not value >= low:
         raise InputError(f"{name} is {value!r}; it must be at least {low:g}")
+
+
+def check_count(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise InputError(f"{name} is {value!r}; it must be a whole number of at least 1")
 
 
 def check_step_size(step_size: float | None) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import Attack, check_at_least
+from recarc.attacks.base import Attack, check_at_least, check_count
 from recarc.attacks.pgd import member_of
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
@@ -36,8 +36,8 @@ class CarliniWagner(Attack):
     kappa: float = 0.0
 
     def __post_init__(self) -> None:
-        check_at_least("steps", self.steps, 1)
-        check_at_least("search_steps", self.search_steps, 1)
+        check_count("steps", self.steps)
+        check_count("search_steps", self.search_steps)
         check_at_least("kappa", self.kappa, 0)
         if not (self.initial_c > 0 and self.learning_rate > 0):
             raise InputError("initial_c and learning_rate must be > 0 (the paper: 1e-3 and 1e-2)")

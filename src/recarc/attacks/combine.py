@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import Attack, Outcome, check_at_least
+from recarc.attacks.base import Attack, Outcome, check_count
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball
@@ -60,7 +60,7 @@ class Restarts(Attack):
     keep: str = "accuracy"
 
     def __post_init__(self) -> None:
-        check_at_least("n", self.n, 1)
+        check_count("n", self.n)
         if self.keep not in ("accuracy", "loss"):
             raise unknown("keep", self.keep, ("accuracy", "loss"))
         if not hasattr(self.attack, "seed") or getattr(self.attack, "random_init", True) is False:

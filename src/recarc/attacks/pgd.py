@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import Attack, check_at_least, check_step_size, input_gradient, step_of
+from recarc.attacks.base import Attack, check_count, check_step_size, input_gradient, step_of
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
 from recarc.geometry import Ball, per_sample, working_dtype
@@ -39,7 +39,7 @@ class GradientAttack(Attack):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least("steps", self.steps, 1)
+        check_count("steps", self.steps)
         check_step_size(self.step_size)
         loss_named(self.loss)
 
