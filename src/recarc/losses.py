@@ -28,6 +28,24 @@ def negative_margin(logits: Tensor, y: Tensor) -> Tensor:
     return -margin(logits, y)
 
 
+def difference_of_logits_ratio(logits: Tensor, y: Tensor) -> Tensor:
+    """Croce and Hein's DLR: the margin over the spread of the top three logits, so that scale does not matter."""
+    top = logits.topk(3, dim=1).values
+    return -margin(logits, y) / (top[:, 0] - top[:, 2] + _tiny(logits))
+
+
+def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """DLR towards one class: -(f_y - f_t) over the spread of the top four logits."""
+    top = logits.topk(4, dim=1).values
+    own, other = logits.gather(1, y[:, None])[:, 0], logits.gather(1, target[:, None])[:, 0]
+    return -(own - other) / (top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + _tiny(logits))
+
+
+def _tiny(logits: Tensor) -> float:
+    """Keeps equal logits from dividing by zero in any precision."""
+    return 1e-12 if logits.dtype in (torch.float32, torch.float64) else 1e-4
+
+
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"ce": cross_entropy, "margin": negative_margin}
 
 

@@ -2,8 +2,10 @@
 
 from recarc.attacks.adaptive_pgd import AdaptivePGD
 from recarc.attacks.arc import ARC
+from recarc.attacks.autopgd import AutoPGD
 from recarc.attacks.base import Attack, Outcome
 from recarc.attacks.carlini_wagner import CarliniWagner
+from recarc.attacks.climb import Climb
 from recarc.attacks.combine import RandomAttacker, Restarts, WorstOf
 from recarc.attacks.linear_arc import LinearARC
 from recarc.attacks.pgd import PGD
@@ -13,7 +15,9 @@ __all__ = [
     "PGD",
     "AdaptivePGD",
     "Attack",
+    "AutoPGD",
     "CarliniWagner",
+    "Climb",
     "LinearARC",
     "Outcome",
     "RandomAttacker",

@@ -1,0 +1,208 @@
+"""Climb: grow the set of members that one perturbation fools at once, up the lattice of fooled subsets.
+
+After Gnecco-Heredia, Negrevergne and Chevaleyre: an attack on a mixture should be effective and maximal, that is,
+stop only where no single further member can be fooled as well.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recarc.attacks.base import Attack, check_at_least
+from recarc.ensemble import RandomizedEnsemble, predictions_of
+from recarc.errors import InputError
+from recarc.geometry import Ball, per_sample, working_dtype
+from recarc.losses import margin
+from recarc.randomness import sample_keys, uniform
+
+MOMENTUM = 0.75
+FIRST_STEP = 0.5  # in units of eps; falls to 0 along a cosine
+
+
+@dataclass
+class Found:
+    """The best perturbation of each sample so far, and who it fools; improved in place."""
+
+    delta: Tensor
+    wrong: Tensor  # (M, B)
+    v: Tensor  # (B,) expected accuracy
+    ever_wrong: Tensor  # (M, B) members fooled at any point seen: foolable alone
+
+    @classmethod
+    def at(cls, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, x_adv: Tensor) -> Found:
+        wrong = ~ensemble.correct(x_adv, y)
+        delta = x_adv.to(working_dtype(x)) - x
+        return cls(delta, wrong, ensemble.score(~wrong), wrong | ~ensemble.correct(x, y))
+
+    def offer(self, index: Tensor, delta: Tensor, wrong: Tensor, v: Tensor) -> None:
+        """Keep what lowers the expected accuracy."""
+        self.ever_wrong[:, index] |= wrong
+        better = v < self.v[index]
+        where = index[better]
+        self.delta[where], self.v[where], self.wrong[:, where] = delta[better], v[better], wrong[:, better]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What stays fixed while climbing."""
+
+    ensemble: RandomizedEnsemble
+    x: Tensor
+    y: Tensor
+    ball: Ball
+    steps: int
+    kappa: float
+
+
+def chase(problem: Problem, found: Found, index: Tensor, target: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    """Try to fool all members of `target` (M, n) at once on the samples `index` (n,), from `delta`.
+
+    Projected steepest descent with momentum on sum_i relu(zeta_i + kappa eps)^2 / 2 over the targeted members,
+    zeta_i their signed distance to the decision plane: in units of length, so that no member's logit scale dominates.
+    Every point seen is offered to `found`. Returns who of the n reached the target, and where.
+    """
+    reached = torch.zeros(len(index), dtype=torch.bool, device=index.device)
+    where = delta.clone()
+    left = torch.arange(len(index), device=index.device)
+    velocity = torch.zeros_like(delta)
+    for k in range(problem.steps + 1):
+        here = index[left]
+        x, y, ball, goal = problem.x[here], problem.y[here], problem.ball.take(here), target[:, left]
+        push, wrong = _push(problem, ball.move(x, delta), y, ball, goal, last=k == problem.steps)
+        found.offer(here, delta, wrong, problem.ensemble.score(~wrong))
+        hit = (wrong | ~goal).all(0)
+        reached[left[hit]], where[left[hit]] = True, delta[hit]
+        keep = (~hit).nonzero()[:, 0]
+        if k == problem.steps or not len(keep):
+            break
+        left, x, delta, ball = left[keep], x[keep], delta[keep], ball.take(keep)
+        velocity = MOMENTUM * velocity[keep] + push[keep]
+        eta = FIRST_STEP * ball.radius(x) * (1 + math.cos(math.pi * k / problem.steps)) / 2
+        delta = ball.project(delta - per_sample(eta, x) * ball.norm.steepest(velocity), x)
+    return reached, where
+
+
+def _push(problem: Problem, u: Tensor, y: Tensor, ball: Ball, goal: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+    """The gradient of the objective at u, scaled to dual norm 1, and the (M, n) members that are wrong at u."""
+    total = torch.zeros_like(u, dtype=working_dtype(u))
+    wrong = torch.zeros_like(goal)
+    for i in problem.ensemble.order:
+        with torch.set_grad_enabled(not last and bool(goal[i].any())):
+            leaf = u.detach().requires_grad_(torch.is_grad_enabled())
+            logits = problem.ensemble.members[i](leaf)
+            wrong[i] = predictions_of(logits.detach()) != y
+            if not leaf.requires_grad:
+                continue
+            h = margin(logits, y)
+            (gradient,) = torch.autograd.grad(h.sum(), leaf)
+        w = gradient.to(total.dtype).nan_to_num(nan=0.0)
+        length = ball.norm.dual(w)
+        zeta = ball.norm.distance(w, h.detach())
+        violation = (zeta + problem.kappa * ball.radius(u)).clamp(min=0)
+        weight = torch.where(goal[i] & (length > 0), violation / torch.where(length > 0, length, 1), 0)
+        total += per_sample(weight, w) * w
+    size = ball.norm.dual(total)
+    return total / per_sample(torch.where(size > 0, size, 1), total), wrong
+
+
+def climb(
+    problem: Problem, found: Found, hopeless: Tensor, order: Tensor, delta: Tensor, held: Tensor, among: Tensor
+) -> None:
+    """Greedy growth on the samples `among` (B,): for each rank r add member order[r] to the set `held` at `delta`.
+
+    Each attempt starts at the current perturbation, then from zero. A sample is left alone once even all
+    members still to come could not beat what was found.
+    """
+    open_members = ~hopeless & ~held
+    for i in order:
+        add = torch.zeros_like(held).scatter_(0, i[None], True)
+        promising = problem.ensemble.score(~(held | open_members)) < found.v
+        wanted = among & promising & (open_members & add).any(0)
+        for start in (delta, torch.zeros_like(delta)):
+            index = wanted.nonzero()[:, 0]
+            if not len(index):
+                break
+            reached, where = chase(problem, found, index, (held | add)[:, index], start[index])
+            hit = index[reached]
+            delta[hit], held[:, hit] = where[reached], (held | add)[:, hit]
+            wanted = wanted.index_fill(0, hit, False)
+        open_members &= ~add
+
+
+def swap(problem: Problem, found: Found, hopeless: Tensor) -> None:
+    """For each pair: drop a fooled member j for a heavier one i, keeping the rest."""
+    alpha = problem.ensemble.alpha.tolist()
+    for i in problem.ensemble.order:
+        for j in reversed(problem.ensemble.order):
+            if alpha[i] <= alpha[j]:
+                continue
+            index = (~found.wrong[i] & ~hopeless[i] & found.wrong[j] & (found.v > 0)).nonzero()[:, 0]
+            if len(index):
+                goal = found.wrong[:, index].clone()
+                goal[i], goal[j] = True, False
+                chase(problem, found, index, goal, found.delta[index])
+
+
+@dataclass(frozen=True)
+class Climb(Attack):
+    """Starts where another attack ended, then adds members one by one; keeps whatever lowers the expected accuracy.
+
+    First everything at once, then members by decreasing alpha until a whole pass adds none (so the result is maximal
+    as far as the descent can tell), then swaps, then `orders - 1` fresh climbs from zero in random orders.
+    """
+
+    start: Attack | None = None
+    steps: int = 20
+    orders: int = 2
+    kappa: float = 0.02  # in units of eps: how deep beyond its plane a fooled member is pushed
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least("steps", self.steps, 1)
+        check_at_least("orders", self.orders, 1)
+        if not 0 <= self.kappa < math.inf:
+            raise InputError(f"kappa is {self.kappa!r}; it must be a number >= 0, in units of eps")
+
+    def check_classes(self, classes: int) -> None:
+        if self.start is not None:
+            self.start.check_classes(classes)
+
+    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        x_adv = x if self.start is None else self.start.perturb(ensemble, x, y, ball)
+        found = Found.at(ensemble, x, y, x_adv)
+        clean = ensemble.expected_accuracy(x, y)
+        found.offer(
+            torch.arange(len(x), device=x.device), torch.zeros_like(found.delta), ~ensemble.correct(x, y), clean
+        )
+        self.improve(ensemble, x, y, ball, found, torch.zeros_like(found.wrong))
+        return ball.move(x, found.delta)
+
+    def improve(
+        self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball, found: Found, hopeless: Tensor
+    ) -> None:
+        """The search itself; members marked in `hopeless` (M, B) are never targeted."""
+        problem = Problem(ensemble, x, y, ball, self.steps, self.kappa)
+        hopeless = hopeless | (ensemble.alpha.to(x.device) == 0)[:, None]
+        everything = ~hopeless
+        index = ((everything & ~found.wrong).any(0) & (found.v > 0)).nonzero()[:, 0]
+        if len(index):
+            chase(problem, found, index, everything[:, index], found.delta[index])
+        by_alpha = torch.tensor(ensemble.order, device=x.device)[:, None].expand(-1, len(x))
+        among = found.v > 0
+        for _ in range(len(ensemble)):
+            before = found.v.clone()
+            climb(problem, found, hopeless, by_alpha, found.delta.clone(), found.wrong.clone(), among)
+            among = found.v < before
+            if not bool(among.any()):
+                break
+        swap(problem, found, hopeless)
+        for r in range(1, self.orders):
+            keys = sample_keys(x, self.seed + r)
+            order = uniform(keys, len(ensemble.order), stream=4).argsort(1).T
+            order = by_alpha.gather(0, order)
+            nothing = torch.zeros_like(found.delta), torch.zeros_like(found.wrong)
+            climb(problem, found, hopeless, order, *nothing, among=found.v > 0)
