@@ -1,0 +1,93 @@
+"""Training data on the device: 8-bit pixels, random crops and flips, and a validation split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recarc.data.imageset import ImageSet
+from recarc.errors import InputError
+
+PADDING = 4
+CROPPED = ("cifar10", "cifar100", "svhn", "fashion_mnist", "mnist", "imagenet")
+# Paper: flips for all sets. Here: not for digits and house numbers, whose mirror images are other signs.
+FLIPPED = ("cifar10", "cifar100", "fashion_mnist", "imagenet")
+CROP_DRAWS = 3  # uniform numbers a sample: row, column, flip
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random crop after zero padding, and horizontal flip; both driven by uniform numbers given from outside."""
+
+    crop: bool
+    flip: bool
+
+    @classmethod
+    def of(cls, data: str) -> Augmentation:
+        return cls(data in CROPPED, data in FLIPPED)
+
+    def __call__(self, pixels: Tensor, u: Tensor) -> Tensor:
+        """(B, C, H, W) pixels -> the same shape; u is (B, 3) in [0, 1)."""
+        if not (self.crop or self.flip):
+            return pixels
+        batch, channels, height, width = pixels.shape
+        rows = torch.arange(height, device=pixels.device).expand(batch, height)
+        columns = torch.arange(width, device=pixels.device).expand(batch, width)
+        if self.flip:
+            columns = torch.where(u[:, 2:3] < 0.5, width - 1 - columns, columns)
+        if self.crop:
+            pixels = F.pad(pixels, (PADDING,) * 4)
+            offset = (u[:, :2] * (2 * PADDING + 1)).long().clamp(max=2 * PADDING)
+            rows, columns = rows + offset[:, :1], columns + offset[:, 1:]
+        b = torch.arange(batch, device=pixels.device)[:, None, None, None]
+        c = torch.arange(channels, device=pixels.device)[None, :, None, None]
+        return pixels[b, c, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+class Pixels:
+    """One split: pixels as 8-bit numbers on the device, or read from the set when it is too large to hold."""
+
+    def __init__(self, data: ImageSet, rows: np.ndarray, device: torch.device) -> None:
+        self.levels, self.shape = data.levels, data.shape
+        self.labels = torch.from_numpy(data.labels[rows].astype(np.int64)).to(device)
+        self._rows, self._data, self._device = rows, data, device
+        held = not data.streamed
+        self._pixels = data.subset(rows).uint8().to(device) if held else None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def fetch(self, rows: Tensor, pixels: Tensor, labels: Tensor) -> None:
+        """Fills `pixels` (B, C, H, W) uint8 and `labels` (B,) with these rows."""
+        if self._pixels is not None:
+            torch.index_select(self._pixels, 0, rows, out=pixels)
+        else:
+            x, _ = self._data.batch(self._rows[rows.cpu().numpy()])
+            pixels.copy_((x * self.levels).round().to(torch.uint8))
+        torch.index_select(self.labels, 0, rows, out=labels)
+
+    def images(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Images in [0, 1] without augmentation, and labels."""
+        pixels = torch.empty((len(rows), *self.shape), dtype=torch.uint8, device=self._device)
+        labels = torch.empty(len(rows), dtype=torch.int64, device=self._device)
+        self.fetch(rows, pixels, labels)
+        return pixels.float().div_(self.levels), labels
+
+
+def split(data: ImageSet, validation: int, seed: int, device: torch.device) -> tuple[Pixels, Pixels | None]:
+    """Cuts `validation` images, the same ones for every member of a run, from the training set."""
+    if validation >= len(data):
+        raise InputError(f"validation is {validation}, but {data.name} {data.split} has only {len(data)} images")
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).numpy()
+    held_out, kept = np.sort(order[:validation]), np.sort(order[validation:])
+    return Pixels(data, kept, device), Pixels(data, held_out, device) if validation else None
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
+    """The order of an epoch: a function of seed and epoch alone, so that a resumed run needs no memory of it."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+    return torch.randperm(count, generator=generator)

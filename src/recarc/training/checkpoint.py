@@ -1,0 +1,168 @@
+"""Checkpoints: a whole unfinished run in one file, replaced in one move, read without executing anything."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recarc.errors import InputError
+from recarc.training.faults import TrainingError, disk_message
+from recarc.training.lane import Lane
+
+CONFIG, STATE = "run.json", "checkpoint.pt"
+
+
+class RunFolder:
+    """`OUT.part` beside the ensemble folder OUT: what an unfinished run needs to go on. `out` None: nothing is kept."""
+
+    def __init__(self, out: Path | None, config: dict[str, Any], minutes: float, writer: bool) -> None:
+        self.out, self.config, self.writer = out, json.loads(json.dumps(config)), writer
+        self.folder = None if out is None else out.with_name(out.name + ".part")
+        self.seconds = 60 * minutes
+        self.saved_at = time.monotonic()
+        self.last_step: int | None = None
+
+    def open(self) -> dict[str, Any] | None:
+        """Refuses a folder in use; returns the state of this very run if it was begun before."""
+        if self.out is None or self.folder is None:
+            return None
+        if os.path.lexists(self.out) and (not self.out.is_dir() or any(self.out.iterdir())):
+            raise InputError(f"{self.out} already exists and is not empty: choose another out folder")
+        if not self.folder.exists():
+            if self.writer:
+                self._write(CONFIG, json.dumps(self.config, indent=2).encode())
+            return None
+        self._check_same()
+        path = self.folder / STATE
+        return self._read(path) if path.exists() else None
+
+    def _check_same(self) -> None:
+        assert self.folder is not None
+        try:
+            found = json.loads((self.folder / CONFIG).read_text())
+        except (OSError, ValueError):
+            found = None
+        if not isinstance(found, dict):
+            raise InputError(
+                f"{self.folder} is no unfinished run of `recarc train`: move it away or choose another out"
+            )
+        for key in sorted({*found, *self.config}):
+            if found.get(key) != self.config.get(key):
+                raise InputError(
+                    f"{self.folder} holds another unfinished run ({_difference(key, found, self.config)}): repeat its "
+                    "command to go on, delete it, or choose another out folder"
+                )
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            assert isinstance(state, dict) and "group" in state
+        except Exception as error:  # torch.load raises whatever a broken file provokes
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:120]
+            raise InputError(f"{path} cannot be read ({reason}): delete {path.parent} to begin again") from None
+        return state
+
+    def due(self) -> bool:
+        return self.folder is not None and time.monotonic() - self.saved_at >= self.seconds
+
+    def save(self, state: dict[str, Any], step: int) -> None:
+        """Replaces the checkpoint; the old one stays until the new one is safe on the disk."""
+        self.saved_at = time.monotonic()
+        if self.folder is None or not self.writer:
+            return
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        self._write(STATE, buffer.getbuffer())
+        self.last_step = step
+
+    def kept(self) -> str:
+        """What of the run is on the disk, in words."""
+        if self.folder is None:
+            return "nothing was kept, as no out folder was given"
+        if self.last_step is None:
+            return f"no checkpoint was written yet; run settings are in {self.folder}"
+        return f"the checkpoint of step {self.last_step} is in {self.folder}; the same command goes on from there"
+
+    def close(self) -> None:
+        if self.folder is not None and self.writer:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _write(self, name: str, data: Any) -> None:
+        assert self.folder is not None
+        aside = self.folder / f".{name}.new"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with aside.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(self.folder / name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                aside.unlink()
+            raise TrainingError(disk_message(error, self.folder / name, self.kept())) from None
+
+
+def _difference(key: str, found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    a, b = found.get(key), wanted.get(key)
+    if isinstance(a, dict) and isinstance(b, dict):
+        inner = next(k for k in sorted({*a, *b}) if a.get(k) != b.get(k))
+        return f"{key} {inner} {a.get(inner)!r}, not {b.get(inner)!r}"
+    return f"{key} {a!r}, not {b!r}"
+
+
+def lanes_state(lanes: Sequence[Lane]) -> list[dict[str, Any]]:
+    return [
+        {
+            "tensors": {k: t.detach().cpu().clone() for k, t in lane.tensors().items()},
+            "generator": lane.generator.get_state(),
+            "host": lane.host.get_state(),
+            "parts": lane.part_names,
+            "best": lane.best,
+            "history": lane.history,
+        }
+        for lane in lanes
+    ]
+
+
+@torch.no_grad()
+def load_lanes(lanes: Sequence[Lane], states: Sequence[dict[str, Any]]) -> None:
+    for lane, state in zip(lanes, states, strict=True):
+        for name, tensor in lane.tensors().items():
+            tensor.copy_(state["tensors"][name])
+        lane.generator.set_state(state["generator"])
+        lane.host.set_state(state["host"])
+        lane.part_names, lane.best, lane.history = state["parts"], state["best"], state["history"]
+
+
+def random_state() -> dict[str, Any]:
+    """Every global random state, for models that draw (dropout) and user code."""
+    version, words, gauss = random.getstate()
+    kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "python": [version, list(words), gauss],
+        "numpy": [str(kind), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(place), int(has_gauss), cached],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, place, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), place, has_gauss, cached))

@@ -1,0 +1,156 @@
+"""A trained member as each pass sees it: the weights themselves, a half-precision copy, a folded copy to attack."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from recarc.errors import InputError
+from recarc.models.folding import _pairs, fold_batch_norm
+
+
+class Copies:
+    """`train` takes the forward and backward pass of the update; `attack` is what the attack differentiates.
+
+    Both follow the float32 weights of `master`: what they do not share with it, `refresh` copies.
+    """
+
+    def __init__(self, master: nn.Module, *, half: bool, attack_mode: str, fold: bool) -> None:
+        self.master = master
+        self._copied: list[tuple[list[Tensor], list[Tensor]]] = []  # (to, from)
+        self._folding: _Folding | None = None
+        self.train = self._half_copy(master) if half else master
+        if attack_mode == "train":
+            self.attack = self.train
+        elif fold:
+            self._folding = _Folding(master, half)
+            self.attack = self._folding.module
+        else:
+            self.attack = shared_copy(self.train).eval()
+
+    def weights(self) -> list[Tensor]:
+        """The leaves of `train`, in the order of `master.parameters()`."""
+        return list(self.train.parameters())
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        for to, source in self._copied:
+            torch._foreach_copy_(to, source)
+        if self._folding is not None:
+            self._folding.refresh()
+
+    def _half_copy(self, master: nn.Module) -> nn.Module:
+        """Matrices and filters in bfloat16 of their own; vectors (batch norm, biases) and buffers shared."""
+        wide = [p for p in master.parameters() if p.dim() >= 2]
+        narrow = [nn.Parameter(p.detach().to(torch.bfloat16), p.requires_grad) for p in wide]
+        self._copied.append(([p.data for p in narrow], [p.data for p in wide]))
+        return shared_copy(master, dict(zip(map(id, wide), narrow)))
+
+
+def shared_copy(module: nn.Module, instead: dict[int, nn.Parameter] | None = None) -> nn.Module:
+    """A second module on the same parameters and buffers, except those replaced by `instead`."""
+    memo: dict[int, object] = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    memo.update(instead or {})
+    return copy.deepcopy(module, memo)
+
+
+class _Folding:
+    """An evaluation copy with batch norm folded into the convolutions, kept up to date with the training weights."""
+
+    def __init__(self, master: nn.Module, half: bool) -> None:
+        pairs = _pairs(master)
+        self.module = fold_batch_norm(master).requires_grad_(False)
+        convs = [_conv(master, conv) for conv, _ in pairs]
+        self.weights = [conv.weight.data for conv in convs]
+        self.biases = [None if conv.bias is None else conv.bias.data for conv in convs]
+        self.norms = [_norm(master, norm) for _, norm in pairs]
+        folded = [_conv(self.module, conv) for conv, _ in pairs]
+        done = {f"{conv}.{kind}" for conv, _ in pairs for kind in ("weight", "bias")}
+        if half:
+            for module in self.module.modules():
+                if isinstance(module, nn.Conv2d | nn.Linear):
+                    module.to(torch.bfloat16)
+        self.to = [conv.weight.data for conv in folded], [_bias(conv) for conv in folded]
+        state, source = self.module.state_dict(keep_vars=True), master.state_dict(keep_vars=True)
+        rest = [name for name in state if name not in done]
+        self.rest = [state[name].data for name in rest], [source[name].data for name in rest]
+
+    def refresh(self) -> None:
+        """w <- w s and b <- (b - mean) s + beta with s = gamma / sqrt(var + eps)."""
+        variances = torch._foreach_add([_statistics(norm)[1] for norm in self.norms], self.norms[0].eps)
+        torch._foreach_sqrt_(variances)
+        scales = list(torch._foreach_div([norm.weight.data for norm in self.norms], list(variances)))
+        means = [_statistics(norm)[0] for norm in self.norms]
+        shifts = [mean if b is None else mean - b for mean, b in zip(means, self.biases)]
+        offsets = torch._foreach_mul(shifts, scales)
+        torch._foreach_neg_(offsets)
+        torch._foreach_add_(offsets, [norm.bias.data for norm in self.norms])
+        filters = [w * s.view(-1, 1, 1, 1) for w, s in zip(self.weights, scales)]
+        torch._foreach_copy_(self.to[0], filters)
+        torch._foreach_copy_(self.to[1], list(offsets))
+        if self.rest[0]:
+            torch._foreach_copy_(*self.rest)
+
+
+def foldable(module: nn.Module) -> str | None:
+    """None if batch norm can be folded into this architecture, else why not."""
+    try:
+        pairs = _pairs(module)
+    except InputError as error:
+        return str(error)
+    if not pairs:
+        return "no batch norm directly after a convolution"
+    norms = [_norm(module, norm) for _, norm in pairs]
+    if not all(norm.affine and norm.eps == norms[0].eps for norm in norms):
+        return "its batch norms differ in kind"
+    return None
+
+
+def frozen_copy(member: nn.Module, half: bool, fold: bool) -> nn.Module:
+    """An earlier member for attacks through it: evaluation mode, no gradients to weights, folded where possible."""
+    fixed = fold_batch_norm(member) if fold and foldable(member) is None else copy.deepcopy(member)
+    fixed.requires_grad_(False).eval()
+    if half:
+        for module in fixed.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                module.to(torch.bfloat16)
+    return fixed
+
+
+@contextmanager
+def without_weight_gradients(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Only inputs get gradients inside."""
+    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+    try:
+        for p in parameters:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p in parameters:
+            p.requires_grad_(True)
+
+
+def _conv(module: nn.Module, name: str) -> nn.Conv2d:
+    conv = module.get_submodule(name)
+    assert isinstance(conv, nn.Conv2d)
+    return conv
+
+
+def _norm(module: nn.Module, name: str) -> nn.BatchNorm2d:
+    norm = module.get_submodule(name)
+    assert isinstance(norm, nn.BatchNorm2d)
+    return norm
+
+
+def _statistics(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    assert norm.running_mean is not None and norm.running_var is not None
+    return norm.running_mean, norm.running_var
+
+
+def _bias(conv: nn.Conv2d) -> Tensor:
+    assert conv.bias is not None
+    return conv.bias.data

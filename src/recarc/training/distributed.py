@@ -1,0 +1,125 @@
+"""Several processes under torchrun: one big batch, shared out; every process holds the same weights.
+
+Every process draws the random numbers of the whole batch and takes its share, gradients are averaged, and batch norm
+takes its statistics over the whole batch: N processes do what one process does with the same batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from recarc.errors import InputError
+
+
+@dataclass(frozen=True)
+class Group:
+    """This process among its peers; alone by default."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def share(self, batch: int) -> slice:
+        """This process's part of a batch."""
+        size = batch // self.world
+        return slice(self.rank * size, (self.rank + 1) * size)
+
+    @torch.no_grad()
+    def average_(self, tensors: Sequence[Tensor]) -> None:
+        """Means over all processes, in place, in one message."""
+        if self.world == 1:
+            return
+        flat = torch.cat([t.reshape(-1).float() for t in tensors])
+        dist.all_reduce(flat)
+        flat /= self.world
+        for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors])):
+            tensor.copy_(part.view_as(tensor))
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.world > 1:
+            dist.all_reduce(value)
+        return value
+
+    def wait(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+
+def join(device: torch.device) -> Group:
+    """The group that torchrun started this process in; a group of one outside torchrun."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        return Group()
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return Group(dist.get_rank(), world)
+
+
+def local_device(device: torch.device) -> torch.device:
+    """Under torchrun every process takes its own GPU."""
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % max(torch.cuda.device_count(), 1))
+        torch.cuda.set_device(device)
+    return device
+
+
+def check_batch(batch: int, group: Group) -> None:
+    if batch % group.world:
+        raise InputError(f"batch {batch} cannot be shared by {group.world} processes; use a multiple of {group.world}")
+
+
+class _AllSum(torch.autograd.Function):
+    """The sum over processes; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        value = value.clone()
+        dist.all_reduce(value)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return _AllSum.apply(gradients[0])
+
+
+class SharedBatchNorm(nn.BatchNorm2d):
+    """Batch norm over the batches of all processes (on any device; equal shares)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        wide = x.float()
+        count = wide.numel() / wide.shape[1] * dist.get_world_size()
+        sums = _AllSum.apply(torch.stack([wide.sum((0, 2, 3)), wide.square().sum((0, 2, 3))]))
+        mean = sums[0] / count
+        variance = (sums[1] / count - mean.square()).clamp(min=0)
+        with torch.no_grad():
+            self._remember(mean, variance * count / (count - 1))
+        scale = self.weight * torch.rsqrt(variance + self.eps)
+        return (wide * scale[:, None, None] + (self.bias - mean * scale)[:, None, None]).to(x.dtype)
+
+    def _remember(self, mean: Tensor, variance: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        momentum = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+        self.running_mean.lerp_(mean, momentum)
+        self.running_var.lerp_(variance, momentum)
+
+
+def share_batch_norm(module: nn.Module) -> None:
+    """Every batch norm in the module takes the statistics of the whole batch, in place."""
+    for part in module.modules():
+        if type(part) is nn.BatchNorm2d and part.affine:
+            part.__class__ = SharedBatchNorm

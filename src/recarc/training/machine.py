@@ -1,0 +1,119 @@
+"""The device and what is switched on to be fast there; what had to be switched off is said, with the reason."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from recarc.errors import InputError
+from recarc.training.copies import foldable
+from recarc.training.distributed import Group
+from recarc.training.method import Method
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What the user wishes; None: whatever is best on the device."""
+
+    bf16: bool | None = None
+    channels_last: bool | None = None
+    compile: bool | None = None
+    cuda_graph: bool | None = None
+    fold: bool | None = None  # batch norm into the convolutions of the attacked copy; needs attack_mode "eval"
+    side_by_side: bool | None = None  # independent members trained at the same time
+
+
+ALONE = Group()
+
+
+@dataclass
+class Machine:
+    """What is really used. `notes` tell what was switched off and why."""
+
+    device: torch.device
+    group: Group = ALONE
+    bf16: bool = False
+    channels_last: bool = False
+    compile: bool = False
+    cuda_graph: bool = False
+    fold: bool = False
+    side_by_side: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    def off(self, switch: str, reason: str) -> None:
+        """Switches something off for good and notes why."""
+        setattr(self, switch, False)
+        self.notes.append(f"{switch.replace('_', ' ')} is off: {reason}")
+
+    def autocast(self) -> AbstractContextManager[None]:
+        # No cache: the half-precision weights are kept by the loop, and a cache would outlive a captured graph.
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False)
+
+    def layout(self, x: Tensor) -> Tensor:
+        return x.to(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
+
+    def place(self, model: nn.Module) -> nn.Module:
+        model = model.to(self.device)
+        return model.to(memory_format=torch.channels_last) if self.channels_last else model  # type: ignore[call-overload]
+
+    def compiled(self, model: nn.Module) -> nn.Module:
+        if self.compile:
+            model.compile(dynamic=False)
+        return model
+
+    def state(self) -> dict[str, object]:
+        """For the provenance."""
+        names = ("bf16", "channels_last", "compile", "cuda_graph", "fold", "side_by_side")
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+        return {"device": name, "processes": self.group.world, "on": [n for n in names if getattr(self, n)]}
+
+
+def machine_for(device: torch.device, group: Group, wishes: Switches) -> Machine:
+    """The switches for a device, before the method and architecture are known."""
+    cuda = device.type == "cuda"
+
+    def pick(wish: bool | None, default: bool) -> bool:
+        return default if wish is None else wish
+
+    machine = Machine(
+        device=device,
+        group=group,
+        bf16=pick(wishes.bf16, cuda),
+        channels_last=pick(wishes.channels_last, cuda),
+        compile=pick(wishes.compile, False),
+        cuda_graph=pick(wishes.cuda_graph, cuda),
+        fold=pick(wishes.fold, cuda),
+        side_by_side=pick(wishes.side_by_side, cuda),
+    )
+    if machine.cuda_graph and not cuda:
+        machine.off("cuda_graph", f"{device} is not a GPU")
+    if machine.cuda_graph and group.world > 1:
+        machine.off("cuda_graph", f"{group.world} processes exchange gradients in every step")
+    if machine.bf16 and cuda and not torch.cuda.is_bf16_supported():
+        machine.off("bf16", "this GPU has no bfloat16")
+    return machine
+
+
+def fit(machine: Machine, method: Method, model: nn.Module, attack_mode: str, wishes: Switches) -> None:
+    """Switches off what this method or architecture cannot use."""
+    if machine.cuda_graph and not method.capturable:
+        machine.off("cuda_graph", f"{method.name} decides in Python during a step")
+    if machine.fold:
+        why = foldable(model) if attack_mode == "eval" else "the attack runs in training mode (attack_mode 'train')"
+        if why is not None and wishes.fold:
+            machine.off("fold", why)
+        elif why is not None:
+            machine.fold = False
+
+
+def the_device(name: str | torch.device | None) -> torch.device:
+    """The device of this name; by default a GPU where there is one."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {str(name)!r} is not available here: {str(error).splitlines()[0]:.120}") from None
+    return device

@@ -1,0 +1,155 @@
+"""What is asked of a training run, checked before any compute."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recarc.data.catalog import named, statistics
+from recarc.data.imageset import ImageSet
+from recarc.data.loading import load
+from recarc.ensemble import RandomizedEnsemble, validated_alpha
+from recarc.errors import InputError, unknown
+from recarc.geometry import Ball, Norm
+from recarc.models.registry import build, names
+from recarc.models.store import load_ensemble
+from recarc.training.method import Method
+from recarc.training.methods import method_named
+from recarc.training.recipes import Recipe, recipe_for
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A training run: method, data, architecture, ball, recipe, seed."""
+
+    method: Method
+    data: ImageSet
+    arch: str
+    ball: Ball | None
+    recipe: Recipe
+    recipe_name: str
+    members: int
+    seed: int
+    given: tuple[nn.Module, ...] = ()
+    alpha: Tensor | None = None
+    arch_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def fresh_member(self, index: int) -> nn.Module:
+        """Member `index` with the initial weights of its own seed, seed + index."""
+        mean, std = normalisation(self.data)
+        channels, height, width = self.data.shape
+        if height != width:
+            raise InputError(f"images of {self.data.name} are {height} x {width}; the architectures expect squares")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed + index)
+            return build(self.arch, len(self.data.classes), channels, height, mean, std, **self.arch_options)
+
+    def config(self) -> dict[str, Any]:
+        """What makes a run this run; equal for a command and its repetition."""
+        return {
+            "format": 1,
+            "method": self.method.name,
+            "data": self.data.name,
+            "fingerprint": self.data.fingerprint,
+            "arch": self.arch,
+            "arch_options": dict(self.arch_options),
+            "norm": str(self.ball.norm) if self.ball else None,
+            "eps": self.ball.eps if self.ball else None,
+            "members": self.members,
+            "seed": self.seed,
+            "recipe": {"name": self.recipe_name, **self.recipe.to_json()},
+            "start": [_weights_hash(member) for member in self.given],
+        }
+
+
+def pose(
+    method: str,
+    data: str | Path | ImageSet,
+    arch: str,
+    *,
+    norm: str | float | Norm | None,
+    eps: float | None,
+    recipe: str,
+    changes: Mapping[str, Any],
+    members: int | None,
+    seed: int,
+    start: str | Path | RandomizedEnsemble | Sequence[nn.Module] | None,
+    alpha: Sequence[float] | None,
+    arch_options: Mapping[str, Any],
+    confirm: bool,
+    data_dir: str | Path | None = None,
+) -> Problem:
+    """Checks everything that can be checked without training."""
+    chosen = method_named(method)
+    if arch not in names():
+        raise unknown("architecture", arch, names())
+    given = _given(start)
+    count = members if members is not None else max(chosen.members, len(given))
+    if not isinstance(count, int) or count < chosen.least:
+        raise InputError(f"members is {count!r}; {chosen.name} needs a whole number of at least {chosen.least}")
+    if len(given) > count:
+        raise InputError(f"start has {len(given)} members, but only {count} are wanted; raise members")
+    if not isinstance(seed, int) or seed < 0:
+        raise InputError(f"seed is {seed!r}; it must be a whole number >= 0")
+    if (eps is None) != (norm is None):
+        raise InputError("norm and eps belong together: give both, e.g. norm 'linf' and eps 8/255")
+    if eps is None and chosen.needs_ball:
+        raise InputError(f"{chosen.name} attacks while training: give norm and eps, e.g. --norm linf --eps 8/255")
+    ball = None if eps is None or norm is None else Ball(norm, eps)
+    images = data if isinstance(data, ImageSet) else load(data, "train", data_dir=data_dir)
+    if ball is not None:
+        check_scale(ball, images.shape, confirm)
+    knobs = recipe_for(recipe, chosen.name, images.name, arch, str(ball.norm) if ball else "linf")
+    weights = None if alpha is None else validated_alpha(alpha, count)
+    problem = Problem(
+        chosen, images, arch, ball, knobs.changed(dict(changes)), recipe, count, seed, given, weights, arch_options
+    )
+    problem.fresh_member(0)
+    return problem
+
+
+def check_scale(ball: Ball, shape: Sequence[int], confirm: bool) -> None:
+    """Asks back for an eps of another scale: 8 instead of 8/255, or one at which every image can become flat grey."""
+    if confirm or not isinstance(ball.eps, float):
+        return
+    reach = float(ball.norm.norm(torch.full((1, math.prod(shape)), 0.5, dtype=torch.float64)))
+    whole = ball.eps >= 2 and ball.eps == int(ball.eps)
+    if ball.eps >= reach or whole:
+        why = "is a whole number" if ball.eps < reach else "lets an attacker turn every image into the same grey"
+        raise InputError(
+            f"eps {ball.eps:g} in {ball.norm} {why}, as images are in [0, 1]: did you mean {ball.eps:g}/255? "
+            "If it is meant, say so with --force (confirm=True)"
+        )
+
+
+def normalisation(data: ImageSet) -> tuple[Sequence[float], Sequence[float]]:
+    """Mean and deviation of each channel: the published ones of a named set, measured ones of another."""
+    spec = named(data.name)
+    if spec is not None and spec.mean is not None:
+        return statistics(data.name)
+    x, _ = data.limit(10_000).tensors()
+    return x.mean((0, 2, 3)).tolist(), x.std((0, 2, 3)).clamp(min=1e-3).tolist()
+
+
+def _given(start: str | Path | RandomizedEnsemble | Sequence[nn.Module] | None) -> tuple[nn.Module, ...]:
+    if start is None:
+        return ()
+    if isinstance(start, str | Path):
+        start = load_ensemble(start)
+    members = start.members if isinstance(start, RandomizedEnsemble) else tuple(start)
+    return tuple(m for m in members if isinstance(m, nn.Module))
+
+
+def _weights_hash(member: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, value in member.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

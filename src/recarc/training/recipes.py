@@ -1,0 +1,151 @@
+"""Named hyper-parameters: the paper's, and a fast set for people with ten minutes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from recarc.errors import InputError, unknown
+
+RECIPES = ("fast", "paper")
+SCHEDULES = ("step", "one-cycle", "constant")
+LARGE = ("vgg16", "resnet18", "preact_resnet18", "wrn28_4")  # the paper's nets with weight decay 5e-4 on CIFAR-10
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything about a training run that is not the problem itself. `drops` are fractions of the run."""
+
+    epochs: float
+    batch: int = 128
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 2e-4
+    schedule: str = "step"
+    drops: tuple[float, ...] = (0.5, 0.75)
+    warmup: float = 0.25  # of a one-cycle run
+    label_smoothing: float = 0.0
+    ema: float = 0.0  # 0: no weight average
+    attack_steps: int = 7
+    attack_step: float = 0.25  # of eps
+    # Batch norm while attacking: "train" as Rice et al. 2020 leave it, "eval" as in TRADES, which can be folded.
+    attack_mode: str = "train"
+    replays: int = 1
+    validation: int = 1000  # images cut from the training set
+    validate_every: int = 1  # epochs
+    patience: int = 0  # epochs without a better validation before stopping; 0: run to the end and keep the best
+
+    def __post_init__(self) -> None:
+        _check(self.epochs > 0 and math.isfinite(self.epochs), "epochs", self.epochs, "a number > 0")
+        _check(self.lr > 0 and math.isfinite(self.lr), "lr", self.lr, "a number > 0")
+        _check(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
+        _check(0 <= self.ema < 1, "ema", self.ema, "in [0, 1), 0 for no weight average")
+        _check(0 <= self.label_smoothing < 1, "label_smoothing", self.label_smoothing, "in [0, 1)")
+        _check(self.weight_decay >= 0, "weight_decay", self.weight_decay, ">= 0")
+        _check(self.attack_step > 0, "attack_step", self.attack_step, "a fraction of eps > 0")
+        for name, least in (("batch", 1), ("attack_steps", 1), ("replays", 1), ("validation", 0), ("patience", 0)):
+            value = getattr(self, name)
+            _check(isinstance(value, int) and value >= least, name, value, f"a whole number >= {least}")
+        _choice("schedule", self.schedule, SCHEDULES)
+        _choice("optimizer", self.optimizer, ("sgd", "adam"))
+        _choice("attack_mode", self.attack_mode, ("train", "eval"))
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "drops": list(self.drops)}
+
+    def changed(self, changes: dict[str, Any]) -> Recipe:
+        """The same recipe with these fields replaced; an unknown field is an error that names the nearest."""
+        known = [f.name for f in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise unknown("recipe field", name, known)
+        return replace(self, **changes)
+
+
+def recipe_for(name: str, method: str, data: str, arch: str, norm: str = "linf") -> Recipe:
+    """The recipe of this name for a method on a data set."""
+    _choice("recipe", name, RECIPES)
+    return _paper(method, data, arch) if name == "paper" else _fast(method, data, arch, norm)
+
+
+def _paper(method: str, data: str, arch: str) -> Recipe:
+    """The paper's appendix for natural, at, bat, iat and free; the methods' own papers for the others."""
+    if data not in ("svhn", "cifar10", "cifar100", "imagenet"):
+        raise InputError(f"the paper has no recipe for {data}; use recipe 'fast'")
+    if data == "imagenet":
+        # 90 epochs in all with m = 4 replays of each batch, so 22.5 passes over the data; / 10 every 30 of the 90.
+        base = Recipe(90, batch=256, weight_decay=1e-4, drops=(1 / 3, 2 / 3), validation=5000)
+        return replace(base, epochs=22.5, replays=4) if method == "free" else base
+    base = Recipe(200, weight_decay=5e-4 if data == "cifar10" and arch in LARGE else 2e-4)
+    if method == "free":
+        return replace(base, epochs=base.epochs / 8, replays=8)  # Shafahi et al. 2019: m = 8 on CIFAR
+    if method in ("adp", "gal", "dverge"):
+        return replace(base, weight_decay=1e-4)
+    if method == "trs":
+        return replace(base, epochs=120, optimizer="adam", lr=1e-3, weight_decay=1e-4, schedule="constant")
+    if method in ("mrboost", "barre"):
+        return replace(base, epochs=100, batch=256, weight_decay=5e-4, attack_steps=10)
+    return base
+
+
+def _fast(method: str, data: str, arch: str, norm: str) -> Recipe:
+    """One cycle, weight average, attack in evaluation mode; sized for one GPU and ten minutes (digits: for seconds)."""
+    if data == "digits":
+        return _digits(method)
+    small = arch in ("resnet20", "cnn", "mobilenetv1", "linear")
+    # A small net underfits adversarial training: little weight decay and a high peak rate serve it best.
+    base = Recipe(
+        epochs=80 if small else 30,
+        lr=0.05 if data == "svhn" else 0.2,  # adversarial training on SVHN collapses to one class at 0.2
+        weight_decay=1e-4 if small else 5e-4,
+        schedule="one-cycle",
+        label_smoothing=0.0 if small else 0.1,
+        ema=0.999,
+        attack_mode="eval",
+    )
+    if data in ("mnist", "fashion_mnist"):
+        base = replace(base, epochs=10)
+    if method == "natural":
+        return replace(base, epochs=min(base.epochs, 30), weight_decay=5e-4)
+    if method == "free":
+        return replace(base, epochs=base.epochs / 4, replays=4)
+    if method in ("adp", "gal", "dverge"):
+        return replace(base, epochs=min(base.epochs, 30), weight_decay=1e-4, label_smoothing=0.0)
+    if method == "trs":
+        return replace(base, epochs=min(base.epochs, 20), optimizer="adam", lr=2e-3, label_smoothing=0.0)
+    if method in ("mrboost", "barre"):
+        return replace(base, epochs=min(base.epochs, 30), batch=256, attack_steps=10)
+    return base
+
+
+def _digits(method: str) -> Recipe:
+    base = Recipe(
+        epochs=20,
+        batch=64,
+        lr=0.1,
+        weight_decay=1e-4,
+        schedule="one-cycle",
+        ema=0.98,
+        attack_mode="eval",
+        validation=138,
+        validate_every=4,
+    )
+    if method == "free":
+        return replace(base, replays=4, epochs=8)
+    if method == "trs":
+        return replace(base, optimizer="adam", lr=3e-3)
+    if method in ("mrboost", "barre"):
+        return replace(base, epochs=10)
+    return base
+
+
+def _check(fine: bool, name: str, value: object, expected: str) -> None:
+    if not fine:
+        raise InputError(f"{name} is {value!r}; expected {expected}")
+
+
+def _choice(kind: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise unknown(kind, value, known)
