@@ -1,0 +1,8 @@
+"""Evaluation: per-sample truth about an attack, in a folder that survives kills and can be recomputed."""
+
+from recarc.evaluation.checks import RecarcWarning
+from recarc.evaluation.engine import evaluate
+from recarc.evaluation.faults import AttackViolation, RunError
+from recarc.evaluation.result import Estimate, Evaluation
+
+__all__ = ["AttackViolation", "Estimate", "Evaluation", "RecarcWarning", "RunError", "evaluate"]

@@ -1,0 +1,104 @@
+"""Warnings where an evaluation may mislead, each saying what to do."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from recarc.ensemble import Member, RandomizedEnsemble
+from recarc.geometry import Ball
+from recarc.losses import cross_entropy
+
+if TYPE_CHECKING:
+    from recarc.evaluation.result import Evaluation
+
+PROBE = 64  # samples that are looked at before a run
+VANISHED = 0.1  # share of samples without a gradient that is worth a warning
+FLATTERY = 0.05  # how far AdaptivePGD may lie above the worst attack
+LEAST_SAMPLES = 30  # below this many samples a low accuracy may be chance
+
+
+class RecarcWarning(UserWarning):
+    """The evaluation goes on, but its figure may mislead."""
+
+
+def warn(text: str) -> None:
+    warnings.warn(text, RecarcWarning, stacklevel=3)
+
+
+def check_modes(ensemble: RandomizedEnsemble) -> None:
+    """Before anything else: flags as the user left them."""
+    for i, member in enumerate(ensemble.members):
+        if isinstance(member, nn.Module) and any(m.training for m in member.modules()):
+            warn(f"member {i} is in train mode; it is evaluated in eval mode, so call .eval() to see what is measured")
+
+
+@torch.no_grad()
+def check_members(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> None:
+    """Outputs and gradients on the first samples (in evaluation mode)."""
+    for i, member in enumerate(ensemble.members):
+        logits, again = member(x), member(x)
+        if _differ(logits, again):
+            warn(
+                f"member {i} gives different outputs on the same inputs; a random member needs an average over its "
+                "draws (or each draw as a member of its own), otherwise the figure is luck"
+            )
+        if _look_like_probabilities(logits):
+            warn(
+                f"the outputs of member {i} look like probabilities; attacks expect logits and are weakened: "
+                "take the softmax out of the model"
+            )
+        else:
+            _check_gradients(i, member, x, y)
+    if ball.box is None and float(x.min()) >= 0 and float(x.max()) <= 1:
+        warn("the inputs lie in [0, 1] but the ball has no box: for images pass box=(0, 1), or the attack leaves it")
+
+
+def _differ(a: Tensor, b: Tensor) -> bool:
+    return not torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+def _look_like_probabilities(logits: Tensor) -> bool:
+    inside = bool(((logits >= 0) & (logits <= 1)).all())
+    return inside and bool(((logits.sum(1) - 1).abs() < 1e-3).all())
+
+
+def _check_gradients(i: int, member: Member, x: Tensor, y: Tensor) -> None:
+    with torch.enable_grad():
+        leaf = x.detach().clone().requires_grad_()
+        losses = cross_entropy(member(leaf), y)
+        if not losses.requires_grad:
+            warn(f"member {i} has no gradient in its input; gradient attacks cannot see it, so check it for a detach()")
+            return
+        (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+    lost = int((gradient.flatten(1).abs().amax(1) == 0).sum())
+    if lost > VANISHED * len(x):
+        warn(
+            f"the gradient of member {i} vanishes on {lost} of {len(x)} samples; attacks on the cross-entropy are "
+            "blind there: try loss='margin', --precision float64, or attacks that need no gradient"
+        )
+
+
+def check_result(result: Evaluation, classes: int) -> None:
+    """After a run: figures that point to a mistake in the set-up."""
+    chance = 1 / classes
+    best = float(result.member_clean.max())
+    if len(result) >= LEAST_SAMPLES and best <= 1.5 * chance:
+        warn(
+            f"clean accuracy is at chance level ({100 * best:.1f} % for {classes} classes); check that weights, "
+            "normalisation and the order of the classes belong to these data"
+        )
+    if len(result.nan_samples):
+        warn(
+            f"{len(result.nan_samples)} samples gave NaN logits (first: {result.nan_samples[:5].tolist()}); they count "
+            "as wrong, and those with NaN on the clean input were not attacked"
+        )
+    adaptive = result.stage_accuracies.get("adaptive_pgd")
+    if adaptive is not None and adaptive.value - result.robust_accuracy > FLATTERY:
+        warn(
+            f"AdaptivePGD alone would report {100 * adaptive.value:.1f} % where the worst attack finds "
+            f"{100 * result.robust_accuracy:.1f} %; publish the worst"
+        )

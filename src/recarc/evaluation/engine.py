@@ -1,0 +1,295 @@
+"""`evaluate`: shards of samples, each attacked, judged and put on disk; resumable, on one process or many."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble, frozen
+from recarc.errors import InputError
+from recarc.evaluation import checks
+from recarc.evaluation.configuration import Json, configuration, environment
+from recarc.evaluation.faults import RunError
+from recarc.evaluation.folder import RUN, SUMMARY, RunFolder, write_all
+from recarc.evaluation.judge import Judge
+from recarc.evaluation.members import Passes, input_dtype, reproducible, tiled
+from recarc.evaluation.progress import Progress, bar
+from recarc.evaluation.ranks import Ranks, joined_ranks
+from recarc.evaluation.records import Records, joined
+from recarc.evaluation.result import Evaluation
+from recarc.evaluation.samples import Samples, as_samples
+from recarc.geometry import Ball
+
+FIRST = 16  # samples whose logits stand for a plain callable in the fingerprint
+VISIBLE_AFTER = 60  # seconds that a network file system may take to show another node's shard
+
+
+def evaluate(
+    ensemble: RandomizedEnsemble | Member,
+    attack: Any,
+    data: Any,
+    ball: Ball,
+    *,
+    batch_size: int | str = "auto",
+    out: str | Path | None = None,
+    resume: bool = True,
+    progress: bool = True,
+    save_inputs: bool = False,
+    precision: str | None = None,
+    shard_size: int | str = "auto",
+    tile: int | str = "auto",
+) -> Evaluation:
+    """Attack every sample of `data` (an image set, or tensors (x, y)) and report what is left of the accuracy.
+
+    Every adversarial input is checked again (norm, box, prediction in float32); an attack that cheats raises
+    `AttackViolation`. With `out`, records go to that folder shard by shard and the same call goes on where it stopped;
+    under `torchrun` the shards are dealt out to the ranks. `precision` is that of the attack's own computations.
+    """
+    ensemble, samples = as_ensemble(ensemble), as_samples(data)
+    checks.check_modes(ensemble)
+    with ExitStack() as stack:
+        ranks = stack.enter_context(joined_ranks())
+        if out is None and ranks.world > 1:
+            raise InputError("several processes need a common run folder: pass out=...")
+        path = Path(stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out)
+        stack.enter_context(frozen(ensemble))
+        engine = _Engine.prepared(ensemble, attack, samples, ball, path, precision, shard_size, tile, batch_size)
+        stack.enter_context(reproducible(engine.device))
+        result = engine.run(ranks, resume, progress, save_inputs)
+    if out is None:
+        result.path = None
+    return result
+
+
+@dataclass
+class _Engine:
+    ensemble: RandomizedEnsemble
+    samples: Samples
+    ball: Ball
+    judge: Judge
+    passes: Passes
+    device: torch.device
+    path: Path
+    batch_size: int
+    smallest: int
+    classes: int
+    settings: Json
+    first_logits: Tensor
+
+    @classmethod
+    def prepared(
+        cls,
+        ensemble: RandomizedEnsemble,
+        attack: Any,
+        samples: Samples,
+        ball: Ball,
+        path: Path,
+        precision: str | None,
+        shard_size: int | str,
+        tile: int | str,
+        batch_size: int | str,
+    ) -> _Engine:
+        """Everything that can be refused is refused here, before any attack."""
+        x = samples.batch(np.arange(min(FIRST, len(samples))))[0]
+        device = ensemble.device_of_members() or x.device
+        there = RunFolder.open(path).configuration if (path / RUN).exists() else {}
+        shard = _size("shard_size", shard_size, there.get("shard_size", 2500 if device.type == "cuda" else 256))
+        tile = _size("tile", tile, there.get("tile", _default_tile(device, x)))
+        _check_ball(ball, len(samples))
+        passes = Passes()
+        members = tiled(ensemble, tile, Passes())
+        logits = _first_logits(ensemble, members, x.to(device).float(), samples)
+        settings = {
+            "precision": precision or "as the members",
+            "device": device.type,
+            "shard_size": shard,
+            "tile": tile,
+        }
+        return cls(
+            ensemble=ensemble,
+            samples=samples,
+            ball=ball,
+            judge=Judge(members, tiled(ensemble, tile, passes, precision), attack, input_dtype(precision)),
+            passes=passes,
+            device=device,
+            path=path,
+            batch_size=min(_size("batch_size", batch_size, shard), shard),
+            smallest=min(tile, shard),
+            classes=logits.shape[-1],
+            settings=settings,
+            first_logits=logits,
+        )
+
+    def run(self, ranks: Ranks, resume: bool, progress: bool, save_inputs: bool) -> Evaluation:
+        told = configuration(
+            self.ensemble,
+            self.judge.attack,
+            self.samples,
+            self.ball,
+            self.first_logits,
+            **self.settings,
+            save_inputs=save_inputs,
+        )
+
+        def begin() -> RunFolder:
+            return RunFolder.create_or_join(self.path, told, environment(self.device), resume)
+
+        folder = ranks.agree(begin)
+        with folder.locked() if ranks.first else nullcontext():
+            todo = ranks.agree(lambda: self._todo(folder))
+            if todo and ranks.first:
+                self._check_members()
+            self._attack_shards(folder, todo[ranks.rank :: ranks.world], progress and ranks.first, save_inputs)
+            ranks.wait()
+            result = self._result(folder, ranks)
+            if ranks.first:
+                write_all({self.path / SUMMARY: json.dumps(result.to_json(), indent=2).encode()})
+                checks.check_result(result, self.classes)
+        return result
+
+    def _todo(self, folder: RunFolder) -> list[int]:
+        folder.sweep()
+        todo, damaged = folder.pending()
+        for k in damaged:
+            checks.warn(f"{folder.file(k)} is damaged and will be computed again")
+        return todo
+
+    def _check_members(self) -> None:
+        x, y = self._batch(np.arange(min(checks.PROBE, len(self.samples))))
+        checks.check_members(self.judge.members, x.float(), y, self.ball)
+
+    def _attack_shards(self, folder: RunFolder, mine: list[int], progress: bool, save_inputs: bool) -> None:
+        with bar(sum(len(folder.rows_of(k)) for k in mine), progress) as shown:
+            for k in mine:
+                start = time.perf_counter()
+                self.passes.forward = self.passes.backward = 0
+                records, inputs = self._shard(np.array(folder.rows_of(k)), shown, save_inputs)
+                cost = {
+                    "seconds": time.perf_counter() - start,
+                    "forward": self.passes.forward,
+                    "backward": self.passes.backward,
+                }
+                folder.commit(k, records, cost, inputs)
+
+    def _shard(self, index: np.ndarray, shown: Progress, save_inputs: bool) -> tuple[Records, bytes | None]:
+        """All batches of a shard; a batch that does not fit into memory is halved."""
+        parts: list[Records] = []
+        kept: list[Tensor] = []
+        start = 0
+        while start < len(index):
+            rows = index[start : start + self.batch_size]
+            before = Passes(self.passes.forward, self.passes.backward)
+            try:
+                x, y = self._batch(rows)
+                ball = self.ball.take(torch.from_numpy(rows))
+                records, inputs = self.judge.batch(x, y, ball, rows)
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not _out_of_memory(error):
+                    raise
+                self.passes.forward, self.passes.backward = before.forward, before.backward
+                self._halve(len(rows))
+                continue
+            parts.append(records)
+            if save_inputs:
+                kept.append(torch.stack(inputs, dim=1).cpu())
+            shown.advance(len(rows), self._score(records))
+            start += len(rows)
+        return joined(parts), _safetensors(torch.cat(kept)) if save_inputs else None
+
+    def _batch(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        x, y = self.samples.batch(rows)
+        if not bool(torch.isfinite(x).all()):
+            bad = ~torch.isfinite(x.flatten(1)).all(1)
+            raise InputError(f"x holds NaN or infinity in sample {int(rows[int(bad.nonzero()[0])])}")
+        self.ball.take(torch.from_numpy(rows)).check(x)
+        return x.to(self.device), y.to(self.device)
+
+    def _halve(self, tried: int) -> None:
+        if tried <= self.smallest:
+            raise RunError(
+                f"out of memory with a batch of {tried}; members are fed {self.smallest} samples at a time, "
+                "so choose a smaller tile and another run folder"
+            ) from None
+        self.batch_size = max(self.smallest, tried // 2)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _score(self, records: Records) -> float:
+        """Sum of the expected accuracies of a batch, for the bar."""
+        right = (records.adversarial == records.labels).sum(2)  # (J, M)
+        return float(records.weights @ right @ self.ensemble.alpha.numpy())
+
+    def _result(self, folder: RunFolder, ranks: Ranks) -> Evaluation:
+        deadline = time.monotonic() + VISIBLE_AFTER
+        while True:
+            try:
+                return Evaluation.load(folder.path)
+            except InputError:
+                if ranks.world == 1 or time.monotonic() > deadline:
+                    raise
+                time.sleep(1)
+
+
+def _first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: Tensor, samples: Samples) -> Tensor:
+    """Logits on the first samples; refuses inputs and labels that the members do not fit."""
+    with torch.no_grad():
+        try:
+            classes = ensemble.logits(x[:1].to(_dtype(ensemble, x))).shape[-1]
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"the members cannot take inputs of shape {tuple(x.shape)}: {reason:.160}") from None
+        logits = members.logits(x)
+    names = getattr(samples, "classes", None)
+    if names is not None and len(names) != classes:
+        raise InputError(
+            f"the ensemble has {classes} classes, {samples.name} has {len(names)}; they do not belong together"
+        )
+    labels = getattr(samples, "y", None)
+    if isinstance(labels, Tensor) and bool(((labels < 0) | (labels >= classes)).any()):
+        raise InputError(f"labels span {int(labels.min())}..{int(labels.max())}; the members know 0..{classes - 1}")
+    return logits
+
+
+def _dtype(ensemble: RandomizedEnsemble, x: Tensor) -> torch.dtype:
+    return next((p.dtype for p in ensemble.parameters() if p.is_floating_point()), x.dtype)
+
+
+def _check_ball(ball: Any, count: int) -> None:
+    if not isinstance(ball, Ball):
+        raise InputError(f"ball is a {type(ball).__name__}; expected recarc.Ball(norm, eps)")
+    if isinstance(ball.eps, Tensor) and len(ball.eps) != count:
+        raise InputError(f"eps has {len(ball.eps)} values for {count} samples; give one each, or a single number")
+
+
+def _size(name: str, value: int | str, default: int) -> int:
+    if value == "auto":
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{name} is {value!r}; expected 'auto' or a whole number of at least 1")
+    return value
+
+
+def _default_tile(device: torch.device, x: Tensor) -> int:
+    """Large enough to keep the device busy, small enough that padding the last few samples costs little."""
+    if device.type == "cuda":
+        return 256
+    return 16 if x[0].numel() >= 1000 else 64
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _safetensors(x_adv: Tensor) -> bytes:
+    from safetensors.torch import save
+
+    return save({"x_adv": x_adv.contiguous()})

@@ -1,0 +1,210 @@
+"""A run on disk: `run.json`, shards of records, and nothing half-written at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from recarc.errors import InputError
+from recarc.evaluation.configuration import Json, differences, fingerprint
+from recarc.evaluation.faults import RunError
+from recarc.evaluation.records import Records, from_parquet, to_parquet
+
+FORMAT = 1
+RUN, SUMMARY, LOCK = "run.json", "summary.json", ".lock"
+
+
+class RunFolder:
+    """The folder of a run: shard k holds the records of samples k * shard_size ... (k + 1) * shard_size - 1."""
+
+    def __init__(self, path: str | Path, run: Json) -> None:
+        self.path = Path(path)
+        self.run = run
+        self.configuration: Json = run["configuration"]
+        self.shard_size = int(self.configuration["shard_size"])
+        self.samples = int(self.configuration["data"]["samples"])
+
+    @property
+    def shards(self) -> int:
+        return math.ceil(self.samples / self.shard_size)
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """An existing run; one clear line where run.json is missing, edited or damaged."""
+        file = Path(path) / RUN
+        try:
+            run = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InputError(f"{path} is not a run folder: it has no {RUN}") from None
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise InputError(f"{file} cannot be read ({error}); restore it, or start again in another folder") from None
+        if not isinstance(run, dict) or run.get("format") != FORMAT:
+            told = run.get("format") if isinstance(run, dict) else None
+            raise InputError(f"{file} has format {told!r}; this version reads format {FORMAT}")
+        if run.get("checksum") != _checksum(run):
+            raise InputError(f"{file} was edited or damaged (its checksum differs); restore it, or use another folder")
+        return cls(path, run)
+
+    @classmethod
+    def create_or_join(cls, path: str | Path, configuration: Json, environment: Json, resume: bool) -> RunFolder:
+        """The run of this configuration: a new one, or the one that is there and goes on."""
+        folder = Path(path)
+        if (folder / RUN).exists():
+            if not resume:
+                raise InputError(f"{path} holds a run already; choose another folder, or go on with resume=True")
+            run = cls.open(path)
+            run.check_same(configuration)
+            return run
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            others = sorted(f.name for f in folder.iterdir() if f.name != LOCK and not f.name.endswith(".tmp"))
+        except OSError as error:
+            raise InputError(f"cannot make the run folder {path}: {error.strerror or error}") from None
+        if others:
+            raise InputError(f"{path} holds other files ({others[0]}) and no {RUN}; choose another folder")
+        told = {"format": FORMAT, "configuration": configuration, "environment": environment}
+        told["fingerprint"] = fingerprint(configuration)
+        told["checksum"] = _checksum(told)
+        write_all({folder / RUN: json.dumps(told, indent=2).encode()})
+        return cls(path, told)
+
+    def check_same(self, configuration: Json) -> None:
+        found = differences(self.configuration, configuration)
+        if found:
+            more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+            raise InputError(
+                f"{self.path} belongs to another configuration: {'; '.join(found[:3])}{more}; choose another folder"
+            )
+
+    def rows_of(self, k: int) -> range:
+        return range(k * self.shard_size, min(self.samples, (k + 1) * self.shard_size))
+
+    def file(self, k: int, suffix: str = "parquet") -> Path:
+        return self.path / f"shard-{k:05d}.{suffix}"
+
+    def commit(self, k: int, records: Records, cost: Json, inputs: bytes | None) -> None:
+        """Put a finished shard in place: all files are written first, then renamed, the records last."""
+        data = to_parquet(records)
+        side = {**cost, "rows": len(records), "sha256": hashlib.sha256(data).hexdigest()}
+        files: dict[Path, bytes] = {}
+        if inputs is not None:
+            side["inputs_sha256"] = hashlib.sha256(inputs).hexdigest()
+            files[self.file(k, "inputs.safetensors")] = inputs
+        files[self.file(k, "json")] = json.dumps(side).encode()
+        files[self.file(k)] = data
+        write_all(files)
+
+    def read(self, k: int, inputs: bool = False) -> tuple[Records, Json]:
+        """A shard and its cost; raises ValueError where it is missing, torn or not what its checksum says."""
+        try:
+            side = json.loads(self.file(k, "json").read_bytes())
+            data = self.file(k).read_bytes()
+            if hashlib.sha256(data).hexdigest() != side["sha256"]:
+                raise ValueError("its checksum differs")
+            records = from_parquet(data)
+            rows = self.rows_of(k)
+            if not np.array_equal(records.index, np.arange(rows.start, rows.stop)):
+                raise ValueError(f"it does not hold samples {rows.start}..{rows.stop - 1}")
+            if inputs:
+                saved = self.file(k, "inputs.safetensors").read_bytes()
+                if hashlib.sha256(saved).hexdigest() != side["inputs_sha256"]:
+                    raise ValueError("the checksum of its inputs differs")
+            return records, side
+        except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(str(error)) from None
+
+    def pending(self) -> tuple[list[int], list[int]]:
+        """Shards still to be computed; and those among them that are there but damaged."""
+        inputs = bool(self.configuration.get("save_inputs"))
+        todo, damaged = [], []
+        for k in range(self.shards):
+            try:
+                self.read(k, inputs)
+            except ValueError:
+                todo.append(k)
+                if self.file(k).exists():
+                    damaged.append(k)
+        return todo, damaged
+
+    def sweep(self) -> None:
+        """Remove what killed processes left under temporary names."""
+        for leftover in self.path.glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One writer at a time; the system frees the lock of a killed process."""
+        handle = _lock(self.path / LOCK)
+        try:
+            yield
+        finally:
+            if handle is not None:
+                handle.close()
+
+
+def write_all(files: Mapping[Path, bytes]) -> None:
+    """Write every file under a temporary name, then rename them in order: all or nothing on a full disk."""
+    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
+    try:
+        for path, data in files.items():
+            with temporary[path].open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, aside in temporary.items():
+            os.replace(aside, path)
+        _sync_folder(next(iter(files)).parent)
+    except OSError as error:
+        name = next(iter(files))
+        raise RunError(
+            f"cannot write {name}: {error.strerror or error}; what was finished is kept, "
+            "so make room and run the same command again"
+        ) from None
+    finally:
+        for aside in temporary.values():
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames durable where the system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _lock(path: Path) -> IO[bytes] | None:
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        return None
+    try:
+        handle = path.open("wb")
+    except OSError as error:
+        raise RunError(f"cannot write to {path.parent}: {error.strerror or error}") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.close()
+        raise InputError(
+            f"another process is writing to {path.parent}; wait for it, or choose another folder"
+        ) from None
+    except OSError:  # a file system without locks
+        handle.close()
+        return None
+    return handle
+
+
+def _checksum(run: Mapping[str, Any]) -> str:
+    return fingerprint({key: value for key, value in run.items() if key != "checksum"})

@@ -1,0 +1,113 @@
+"""Members as an evaluation calls them: in tiles of one size, counted, in a chosen precision."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from recarc.ensemble import Member, RandomizedEnsemble
+from recarc.errors import unknown
+
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+@dataclass
+class Passes:
+    """Samples that went through a member, forwards and backwards."""
+
+    forward: int = 0
+    backward: int = 0
+
+
+class TiledMember(nn.Module):
+    """The same member, fed with batches of exactly `tile` samples (the last one padded).
+
+    Matrix products and convolutions choose their kernel, and with it the order of their sums, by the size of the
+    batch. With one size for every call, the logits and gradients of a sample are the same to the last bit whatever
+    else is in the batch, so records do not depend on batch size, on the samples an attack has left, or on ranks.
+    """
+
+    def __init__(self, member: Member, tile: int, passes: Passes, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.member = member
+        self.tile = tile
+        self.passes = passes
+        self.dtype = dtype
+
+    def __deepcopy__(self, memo: dict[int, object]) -> TiledMember:
+        return TiledMember(copy.deepcopy(self.member, memo), self.tile, self.passes, self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = len(x)
+        self.passes.forward += count
+        wanted = dtype_of(self.member) or self.dtype or x.dtype
+        logits = torch.cat([self._one_tile(part) for part in x.to(wanted).split(self.tile)]).to(x.dtype)
+        if logits.requires_grad:
+            logits.register_hook(lambda _: self._count_backward(count))
+        return logits
+
+    def _one_tile(self, part: Tensor) -> Tensor:
+        count = len(part)
+        if count == self.tile:
+            return self.member(part)
+        filler = part[:1].detach() if count else part.new_zeros(1, *part.shape[1:])
+        padding = filler.expand(self.tile - count, *part.shape[1:])
+        return self.member(torch.cat([part, padding]))[:count]
+
+    def _count_backward(self, count: int) -> None:
+        self.passes.backward += count
+
+
+def dtype_of(member: Member) -> torch.dtype | None:
+    """The precision of a member's parameters; None where it has none."""
+    if not isinstance(member, nn.Module):
+        return None
+    return next((p.dtype for p in member.parameters() if p.is_floating_point()), None)
+
+
+def tiled(ensemble: RandomizedEnsemble, tile: int, passes: Passes, precision: str | None = None) -> RandomizedEnsemble:
+    """The ensemble with tiled members; with a precision other than a member's own, on a converted copy of it."""
+    dtype = None if precision is None else precision_named(precision)
+    members = [TiledMember(_converted(m, dtype), tile, passes, dtype) for m in ensemble.members]
+    proxy = RandomizedEnsemble(members, ensemble.alpha)
+    proxy.alpha = ensemble.alpha  # to the last bit, not normalised a second time
+    return proxy
+
+
+def precision_named(name: str) -> torch.dtype:
+    if name not in PRECISIONS:
+        raise unknown("precision", name, PRECISIONS)
+    return PRECISIONS[name]
+
+
+def input_dtype(precision: str | None) -> torch.dtype:
+    """What an attack's inputs are kept in: half precision is for the members only, pixels need more."""
+    return torch.float64 if precision == "float64" else torch.float32
+
+
+def _converted(member: Member, dtype: torch.dtype | None) -> Member:
+    if dtype is None or not isinstance(member, nn.Module) or dtype_of(member) in (None, dtype):
+        return member
+    return copy.deepcopy(member).to(dtype)
+
+
+@contextmanager
+def reproducible(device: torch.device) -> Iterator[None]:
+    """On CUDA: deterministic kernels in full float32; the settings are put back at the end."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = True, False, False
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = before[:3]
+        torch.set_float32_matmul_precision(before[3])

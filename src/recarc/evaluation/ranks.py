@@ -1,0 +1,76 @@
+"""Processes that share a run: who does which shard, and how they hear of each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from recarc.errors import InputError
+from recarc.evaluation.faults import RunError
+
+T = TypeVar("T")
+PATIENCE = timedelta(days=30)  # ranks finish hours apart; a dead one closes its connection and is noticed at once
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that `torchrun` started; alone by default."""
+
+    rank: int = 0
+    world: int = 1
+    group: Any = None
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def agree(self, decide: Callable[[], T]) -> T:
+        """What rank 0 decides, on every rank; its bad-input and run errors too."""
+        if self.world == 1:
+            return decide()
+        message: list[Any] = [None, None]
+        failure: Exception | None = None
+        if self.first:
+            try:
+                message = ["ok", decide()]
+            except (InputError, RunError) as error:
+                failure = error
+                message = [type(error).__name__, str(error)]
+        dist.broadcast_object_list(message, src=0, group=self.group)
+        if failure is not None:
+            raise failure
+        if message[0] != "ok":
+            raise (InputError if message[0] == "InputError" else RunError)(message[1])
+        return message[1]
+
+    def wait(self) -> None:
+        """Until every rank is here."""
+        if self.world > 1:
+            dist.barrier(group=self.group)
+
+
+@contextmanager
+def joined_ranks() -> Iterator[Ranks]:
+    """The processes that torchrun's environment names, connected for control messages only (gloo, on any device)."""
+    if dist.is_available() and dist.is_initialized():
+        if dist.get_world_size() == 1:
+            yield Ranks()
+            return
+        group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        yield Ranks(dist.get_rank(), dist.get_world_size(), group)
+        return
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1 or "RANK" not in os.environ:
+        yield Ranks()
+        return
+    dist.init_process_group("gloo", timeout=PATIENCE)
+    try:
+        yield Ranks(dist.get_rank(), world, None)
+    finally:
+        dist.destroy_process_group()

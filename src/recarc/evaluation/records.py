@@ -1,0 +1,136 @@
+"""Per-sample records: the bits of every member on every sample, as Parquet."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+STAGE = "stage_"
+
+
+@dataclass
+class Records:
+    """n samples, M members, J adversarial inputs a sample (J > 1 where the attacker randomises too).
+
+    Predictions are labels; -1 means that the member's logits were NaN. `weights` are the attacker's probabilities.
+    """
+
+    index: np.ndarray  # (n,) int64
+    labels: np.ndarray  # (n,) int16
+    clean: np.ndarray  # (M, n) int16
+    adversarial: np.ndarray  # (J, M, n) int16
+    norms: np.ndarray  # (J, n) float32
+    weights: np.ndarray  # (J,) float64
+    stages: dict[str, np.ndarray] = field(default_factory=dict)  # (M, n) int16 each
+    alone: np.ndarray | None = None  # (M, n) bool
+    decided_by: np.ndarray | None = None  # (n,) int16
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+def joined(parts: Sequence[Records]) -> Records:
+    """Records of consecutive samples as one."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for part in parts:
+        if shape_of(part) != shape_of(first):
+            raise ValueError(f"records of different shapes: {shape_of(first)} and {shape_of(part)}")
+    return Records(
+        index=np.concatenate([p.index for p in parts]),
+        labels=np.concatenate([p.labels for p in parts]),
+        clean=np.concatenate([p.clean for p in parts], axis=1),
+        adversarial=np.concatenate([p.adversarial for p in parts], axis=2),
+        norms=np.concatenate([p.norms for p in parts], axis=1),
+        weights=first.weights,
+        stages={name: np.concatenate([p.stages[name] for p in parts], axis=1) for name in first.stages},
+        alone=None if first.alone is None else np.concatenate([_there(p.alone) for p in parts], axis=1),
+        decided_by=None if first.decided_by is None else np.concatenate([_there(p.decided_by) for p in parts]),
+    )
+
+
+def shape_of(records: Records) -> tuple[object, ...]:
+    """What the parts of one run have in common."""
+    return (
+        records.clean.shape[0],
+        tuple(records.weights.tolist()),
+        tuple(records.stages),
+        records.alone is None,
+        records.decided_by is None,
+    )
+
+
+def _there(array: np.ndarray | None) -> np.ndarray:
+    assert array is not None
+    return array
+
+
+def to_parquet(records: Records) -> bytes:
+    """One row a sample. The same records give the same bytes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def rows(array: np.ndarray, kind: object) -> pa.Array:
+        """A list column from (..., n): all values of a sample, the first axis slowest."""
+        flat = np.ascontiguousarray(np.moveaxis(array, -1, 0)).reshape(array.shape[-1], -1)
+        offsets = np.arange(len(flat) + 1, dtype=np.int32) * flat.shape[1]
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat.reshape(-1), type=kind))
+
+    components, members, n = records.adversarial.shape
+    columns = {
+        "index": pa.array(records.index, type=pa.int64()),
+        "label": pa.array(records.labels, type=pa.int16()),
+        "clean": rows(records.clean, pa.int16()),
+        "adversarial": rows(records.adversarial, pa.int16()),
+        "weight": rows(np.repeat(records.weights[:, None], n, axis=1), pa.float64()),
+        "norm": rows(records.norms, pa.float32()),
+    }
+    for name, predictions in records.stages.items():
+        columns[STAGE + name] = rows(predictions, pa.int16())
+    if records.alone is not None:
+        columns["alone"] = rows(records.alone.astype(np.int8), pa.int8())
+    if records.decided_by is not None:
+        columns["decided_by"] = pa.array(records.decided_by, type=pa.int16())
+    told = {"members": members, "components": components}
+    table = pa.table(columns).replace_schema_metadata({"recarc": json.dumps(told)})
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    return sink.getvalue()
+
+
+def from_parquet(data: bytes) -> Records:
+    """The inverse of `to_parquet`; raises ValueError on anything else."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(io.BytesIO(data))
+        told = json.loads(table.schema.metadata[b"recarc"])
+        members, components, n = int(told["members"]), int(told["components"]), table.num_rows
+
+        def flat(name: str, dtype: type, *shape: int) -> np.ndarray:
+            column = table.column(name).combine_chunks()
+            values = column.flatten() if pa.types.is_list(column.type) else column
+            array = values.to_numpy(zero_copy_only=False).astype(dtype).reshape(n, *shape)
+            return np.moveaxis(array, 0, -1)
+
+        names = table.column_names
+        weights = flat("weight", np.float64, components)
+        return Records(
+            index=flat("index", np.int64),
+            labels=flat("label", np.int16),
+            clean=flat("clean", np.int16, members),
+            adversarial=flat("adversarial", np.int16, components, members),
+            norms=flat("norm", np.float32, components),
+            weights=weights[:, 0] if n else np.ones(components),
+            stages={c[len(STAGE) :]: flat(c, np.int16, members) for c in names if c.startswith(STAGE)},
+            alone=flat("alone", np.int8, members).astype(bool) if "alone" in names else None,
+            decided_by=flat("decided_by", np.int16) if "decided_by" in names else None,
+        )
+    except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
+        raise ValueError(f"not a shard of records: {str(error).splitlines()[0][:100]}") from None

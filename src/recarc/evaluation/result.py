@@ -1,0 +1,250 @@
+"""The result of an evaluation: figures that are all recomputed from the per-sample records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recarc.ensemble import validated_alpha
+from recarc.errors import InputError
+from recarc.evaluation.folder import RunFolder
+from recarc.evaluation.intervals import mean_interval
+from recarc.evaluation.records import Records, joined
+
+NAMED_INDICES = 100  # of samples with NaN, in a summary
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An accuracy as a fraction with its 95 % interval; `note` says what kind of figure it is."""
+
+    value: float
+    low: float
+    high: float
+    note: str = ""
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        note = f" ({self.note})" if self.note else ""
+        return f"{100 * self.value:.2f} % [{100 * self.low:.2f}, {100 * self.high:.2f}]{note}"
+
+
+@dataclass
+class Evaluation:
+    """Per-sample bits of an attacked ensemble, and every figure that follows from them.
+
+    Shapes: N samples, M members, J adversarial inputs a sample (1, or one a member for an attacker that randomises).
+    """
+
+    records: Records
+    alpha: np.ndarray
+    configuration: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    forward_passes: int = 0
+    backward_passes: int = 0
+    expected_samples: int | None = None
+    path: Path | None = None
+
+    @classmethod
+    def load(cls, path: str | Path, partial: bool = False) -> Evaluation:
+        """The evaluation in a run folder; one that is not finished is refused unless `partial`."""
+        folder = RunFolder.open(path)
+        parts, costs, bad = [], [], []
+        for k in range(folder.shards):
+            try:
+                records, cost = folder.read(k)
+                parts.append(records)
+                costs.append(cost)
+            except ValueError:
+                bad.append(k)
+        if bad and not (partial and parts):
+            done = folder.shards - len(bad)
+            raise InputError(
+                f"{path} is not finished: {done} of {folder.shards} shards are there; the command that began it goes on"
+            )
+        return cls(
+            records=joined(parts),
+            alpha=np.array(folder.configuration["alpha"], dtype=np.float64),
+            configuration=folder.configuration,
+            seconds=float(sum(cost["seconds"] for cost in costs)),
+            forward_passes=sum(int(cost["forward"]) for cost in costs),
+            backward_passes=sum(int(cost["backward"]) for cost in costs),
+            expected_samples=folder.samples,
+            path=Path(path),
+        )
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def complete(self) -> bool:
+        return self.expected_samples in (None, len(self))
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(N,) true labels."""
+        return self.records.labels
+
+    @property
+    def clean_predictions(self) -> np.ndarray:
+        """(M, N) labels that the members give to the clean inputs; -1 where a member's logits are NaN."""
+        return self.records.clean
+
+    @property
+    def adversarial_predictions(self) -> np.ndarray:
+        """(J, M, N) labels that the members give to the adversarial inputs."""
+        return self.records.adversarial
+
+    @property
+    def weights(self) -> np.ndarray:
+        """(J,) probabilities with which the attacker uses its inputs."""
+        return self.records.weights
+
+    @property
+    def norms(self) -> np.ndarray:
+        """(J, N) sizes of the perturbations, in the norm of the ball."""
+        return self.records.norms
+
+    @property
+    def stages(self) -> dict[str, np.ndarray]:
+        """(M, N) predictions at what each stage of a staged attack found on its own."""
+        return self.records.stages
+
+    @property
+    def alone(self) -> np.ndarray | None:
+        """(M, N) whether a member withstood every attack on it alone; None where the attack does not tell."""
+        return self.records.alone
+
+    @property
+    def decided_by(self) -> np.ndarray | None:
+        """(N,) index of the stage that decided the sample; -1 for none."""
+        return self.records.decided_by
+
+    def score(self, predictions: np.ndarray, alpha: np.ndarray | None = None) -> np.ndarray:
+        """Expected accuracy (N,) of (M, N) predictions; sums that are equal compare equal."""
+        weights = self.alpha if alpha is None else alpha
+        return np.round((weights[:, None] * (predictions == self.labels)).sum(0), 12)
+
+    @cached_property
+    def clean_scores(self) -> np.ndarray:
+        """(N,) expected accuracy on the clean inputs."""
+        return self.score(self.clean_predictions)
+
+    @cached_property
+    def robust_scores(self) -> np.ndarray:
+        """(N,) expected accuracy under the attack, over the draws of the ensemble and of the attacker."""
+        return self._mixed(self.alpha)
+
+    def _mixed(self, alpha: np.ndarray) -> np.ndarray:
+        parts = [w * self.score(p, alpha) for w, p in zip(self.weights, self.adversarial_predictions)]
+        return np.round(np.sum(parts, axis=0), 12)
+
+    @property
+    def clean(self) -> Estimate:
+        return estimate(self.clean_scores)
+
+    @property
+    def robust(self) -> Estimate:
+        return estimate(self.robust_scores)
+
+    @property
+    def clean_accuracy(self) -> float:
+        return self.clean.value
+
+    @property
+    def robust_accuracy(self) -> float:
+        return self.robust.value
+
+    @property
+    def member_clean(self) -> np.ndarray:
+        """(M,) clean accuracies."""
+        return (self.clean_predictions == self.labels).mean(1)
+
+    @property
+    def member_robust(self) -> np.ndarray:
+        """(M,) accuracies of the members on the adversarial inputs made for the ensemble."""
+        return np.tensordot(self.weights, (self.adversarial_predictions == self.labels).mean(2), axes=1)
+
+    @property
+    def cross_robustness(self) -> np.ndarray | None:
+        """(M, J) accuracy of member i on the inputs made against member j; None unless the attack is per member."""
+        bits = (self.adversarial_predictions == self.labels).mean(2)
+        return bits.T if len(self.weights) > 1 or len(self.alpha) == 1 else None
+
+    @property
+    def floor_scores(self) -> np.ndarray | None:
+        """(N,) sum of alpha over the members that withstood every attack on them alone."""
+        return None if self.alone is None else np.round((self.alpha[:, None] * self.alone).sum(0), 12)
+
+    @property
+    def floor(self) -> float | None:
+        """No attack that fools members only where they were fooled alone can push the accuracy below this."""
+        return None if self.floor_scores is None else float(self.floor_scores.mean())
+
+    @property
+    def stage_accuracies(self) -> dict[str, Estimate]:
+        """What each stage alone would have reported."""
+        return {name: estimate(self.score(predictions)) for name, predictions in self.stages.items()}
+
+    @property
+    def nan_samples(self) -> np.ndarray:
+        """Indices of the samples on which a member gave NaN, clean or attacked (counted as wrong)."""
+        bad = (self.clean_predictions < 0).any(0) | (self.adversarial_predictions < 0).any((0, 1))
+        return self.records.index[bad]
+
+    def robust_at(self, alpha: Any) -> Estimate:
+        """These inputs under other sampling probabilities: an upper bound, as no attack was aimed at those."""
+        other = validated_alpha(alpha, len(self.alpha)).numpy()
+        found = estimate(self._mixed(other))
+        return Estimate(found.value, found.low, found.high, "upper bound: the attack was aimed at another alpha")
+
+    def to_json(self) -> dict[str, Any]:
+        """A summary with fractions; every figure can be recomputed from the records."""
+        clean, robust, nan = self.clean, self.robust, self.nan_samples
+        cross = self.cross_robustness
+        return {
+            "clean_accuracy": clean.value,
+            "clean_interval": [clean.low, clean.high],
+            "robust_accuracy": robust.value,
+            "robust_interval": [robust.low, robust.high],
+            "floor": self.floor,
+            "members": self._members(),
+            "samples": len(self),
+            "complete": self.complete,
+            "stages": {name: e.value for name, e in self.stage_accuracies.items()},
+            "decided_by": self._decided(),
+            "cross_robustness": None if cross is None else cross.tolist(),
+            "norm": {"mean": float(self.norms.mean()), "max": float(self.norms.max())},
+            "nan": {"samples": len(nan), "indices": nan[:NAMED_INDICES].tolist()},
+            "seconds": self.seconds,
+            "forward_passes": self.forward_passes,
+            "backward_passes": self.backward_passes,
+            "attack": self.configuration.get("attack"),
+            "ball": self.configuration.get("ball"),
+            "data": self.configuration.get("data"),
+        }
+
+    def _members(self) -> list[dict[str, Any]]:
+        figures = zip(self.alpha, self.member_clean, self.member_robust)
+        members = [{"alpha": float(a), "clean_accuracy": float(c), "robust_accuracy": float(r)} for a, c, r in figures]
+        if self.alone is not None:
+            for member, bits in zip(members, self.alone):
+                member["robust_alone"] = float(bits.mean())
+        return members
+
+    def _decided(self) -> dict[str, int]:
+        if self.decided_by is None:
+            return {}
+        names = list(self.stages)
+        counts = {name: int((self.decided_by == i).sum()) for i, name in enumerate(names)}
+        return {**counts, "none": int((self.decided_by < 0).sum())}
+
+
+def estimate(scores: np.ndarray) -> Estimate:
+    return Estimate(float(scores.mean()), *mean_interval(scores))

@@ -1,0 +1,75 @@
+"""What is evaluated: an image set, or a pair of tensors that looks like one."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from recarc.errors import InputError
+
+
+class Samples(Protocol):
+    """Random access to inputs and labels, as `recarc.data.ImageSet` gives it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Any) -> tuple[Tensor, Tensor]: ...
+
+
+class TensorSamples:
+    """(x, y) tensors as samples."""
+
+    name = "tensors"
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            raise InputError(f"data is ({type(x).__name__}, {type(y).__name__}); expected two tensors (x, y)")
+        if not x.is_floating_point():
+            raise InputError(f"x is {x.dtype}; expected a floating-point tensor, 8-bit images divided by 255")
+        if x.dim() < 2:
+            raise InputError(f"x has shape {tuple(x.shape)}; expected a leading batch, e.g. (B, C, H, W) or (B, D)")
+        if y.is_floating_point() or y.dtype == torch.bool or y.is_complex():
+            raise InputError(f"y is {y.dtype}; expected a tensor of integer labels")
+        if y.shape != x.shape[:1]:
+            raise InputError(f"x has {len(x)} samples and y has shape {tuple(y.shape)}; expected one label a sample")
+        self.x, self.y = x.detach(), y.detach().long()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def batch(self, indices: Any) -> tuple[Tensor, Tensor]:
+        return self.x[indices], self.y[indices]
+
+    @property
+    def fingerprint(self) -> str:
+        return tensor_hash(self.x, self.y)
+
+
+def as_samples(data: Any) -> Samples:
+    """An image set as it is; a pair (x, y) wrapped."""
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        data = TensorSamples(*data)
+    if not hasattr(data, "batch") or not hasattr(data, "fingerprint"):
+        raise InputError(f"data is a {type(data).__name__}; expected recarc.data.load(...) or a pair of tensors (x, y)")
+    if len(data) == 0:
+        raise InputError("data holds no samples")
+    return data
+
+
+def tensor_hash(*tensors: Tensor) -> str:
+    """SHA-256 of dtypes, shapes and bytes."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+    return digest.hexdigest()
