@@ -9,6 +9,7 @@ from recarc.attacks.climb import Climb
 from recarc.attacks.combine import RandomAttacker, Restarts, WorstOf
 from recarc.attacks.linear_arc import LinearARC
 from recarc.attacks.pgd import PGD
+from recarc.attacks.tight import Tight
 
 __all__ = [
     "ARC",
@@ -22,5 +23,6 @@ __all__ = [
     "Outcome",
     "RandomAttacker",
     "Restarts",
+    "Tight",
     "WorstOf",
 ]

@@ -25,25 +25,31 @@ FIRST_STEP = 0.5  # in units of eps; falls to 0 along a cosine
 
 @dataclass
 class Found:
-    """The best perturbation of each sample so far, and who it fools; improved in place."""
+    """The best point of each sample so far, and who it fools; improved in place."""
 
-    delta: Tensor
-    wrong: Tensor  # (M, B)
-    v: Tensor  # (B,) expected accuracy
+    x_adv: Tensor
+    wrong: Tensor  # (M, B) members fooled at x_adv
+    v: Tensor  # (B,) expected accuracy at x_adv
     ever_wrong: Tensor  # (M, B) members fooled at any point seen: foolable alone
 
     @classmethod
-    def at(cls, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, x_adv: Tensor) -> Found:
-        wrong = ~ensemble.correct(x_adv, y)
-        delta = x_adv.to(working_dtype(x)) - x
-        return cls(delta, wrong, ensemble.score(~wrong), wrong | ~ensemble.correct(x, y))
+    def clean(cls, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor) -> Found:
+        wrong = ~ensemble.correct(x, y)
+        return cls(x.clone(), wrong, ensemble.score(~wrong), wrong.clone())
 
-    def offer(self, index: Tensor, delta: Tensor, wrong: Tensor, v: Tensor) -> None:
-        """Keep what lowers the expected accuracy."""
+    def offer(self, index: Tensor, x_adv: Tensor, wrong: Tensor, v: Tensor) -> None:
+        """Points (n, ...) for the samples `index`: keep those that lower the expected accuracy."""
         self.ever_wrong[:, index] |= wrong
         better = v < self.v[index]
         where = index[better]
-        self.delta[where], self.v[where], self.wrong[:, where] = delta[better], v[better], wrong[:, better]
+        self.x_adv[where], self.v[where], self.wrong[:, where] = x_adv[better], v[better], wrong[:, better]
+
+    def try_out(self, ensemble: RandomizedEnsemble, y: Tensor, index: Tensor, x_adv: Tensor) -> Tensor:
+        """Offer what another attack found; returns the (M, n) predictions there."""
+        predictions = ensemble.predictions(x_adv)
+        wrong = predictions != y[index]
+        self.offer(index, x_adv, wrong, ensemble.score(~wrong))
+        return predictions
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,9 @@ class Problem:
     ball: Ball
     steps: int
     kappa: float
+
+    def delta(self, found: Found) -> Tensor:
+        return found.x_adv.to(working_dtype(self.x)) - self.x
 
 
 def chase(problem: Problem, found: Found, index: Tensor, target: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,8 +81,9 @@ def chase(problem: Problem, found: Found, index: Tensor, target: Tensor, delta: 
     for k in range(problem.steps + 1):
         here = index[left]
         x, y, ball, goal = problem.x[here], problem.y[here], problem.ball.take(here), target[:, left]
-        push, wrong = _push(problem, ball.move(x, delta), y, ball, goal, last=k == problem.steps)
-        found.offer(here, delta, wrong, problem.ensemble.score(~wrong))
+        u = ball.move(x, delta)
+        push, wrong = _push(problem, u, y, ball, goal, last=k == problem.steps)
+        found.offer(here, u, wrong, problem.ensemble.score(~wrong))
         hit = (wrong | ~goal).all(0)
         reached[left[hit]], where[left[hit]] = True, delta[hit]
         keep = (~hit).nonzero()[:, 0]
@@ -144,7 +154,7 @@ def swap(problem: Problem, found: Found, hopeless: Tensor) -> None:
             if len(index):
                 goal = found.wrong[:, index].clone()
                 goal[i], goal[j] = True, False
-                chase(problem, found, index, goal, found.delta[index])
+                chase(problem, found, index, goal, problem.delta(found)[index])
 
 
 @dataclass(frozen=True)
@@ -152,7 +162,7 @@ class Climb(Attack):
     """Starts where another attack ended, then adds members one by one; keeps whatever lowers the expected accuracy.
 
     First everything at once, then members by decreasing alpha until a whole pass adds none (so the result is maximal
-    as far as the descent can tell), then swaps, then `orders - 1` fresh climbs from zero in random orders.
+    as far as the descent can tell), then swaps, then `orders - 1` fresh climbs from random points in random orders.
     """
 
     start: Attack | None = None
@@ -172,14 +182,12 @@ class Climb(Attack):
             self.start.check_classes(classes)
 
     def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
-        x_adv = x if self.start is None else self.start.perturb(ensemble, x, y, ball)
-        found = Found.at(ensemble, x, y, x_adv)
-        clean = ensemble.expected_accuracy(x, y)
-        found.offer(
-            torch.arange(len(x), device=x.device), torch.zeros_like(found.delta), ~ensemble.correct(x, y), clean
-        )
+        found = Found.clean(ensemble, x, y)
+        if self.start is not None:
+            everyone = torch.arange(len(x), device=x.device)
+            found.try_out(ensemble, y, everyone, self.start.perturb(ensemble, x, y, ball))
         self.improve(ensemble, x, y, ball, found, torch.zeros_like(found.wrong))
-        return ball.move(x, found.delta)
+        return found.x_adv
 
     def improve(
         self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball, found: Found, hopeless: Tensor
@@ -187,22 +195,19 @@ class Climb(Attack):
         """The search itself; members marked in `hopeless` (M, B) are never targeted."""
         problem = Problem(ensemble, x, y, ball, self.steps, self.kappa)
         hopeless = hopeless | (ensemble.alpha.to(x.device) == 0)[:, None]
-        everything = ~hopeless
-        index = ((everything & ~found.wrong).any(0) & (found.v > 0)).nonzero()[:, 0]
+        index = ((~hopeless & ~found.wrong).any(0) & (found.v > 0)).nonzero()[:, 0]
         if len(index):
-            chase(problem, found, index, everything[:, index], found.delta[index])
+            chase(problem, found, index, ~hopeless[:, index], problem.delta(found)[index])
         by_alpha = torch.tensor(ensemble.order, device=x.device)[:, None].expand(-1, len(x))
         among = found.v > 0
         for _ in range(len(ensemble)):
             before = found.v.clone()
-            climb(problem, found, hopeless, by_alpha, found.delta.clone(), found.wrong.clone(), among)
+            climb(problem, found, hopeless, by_alpha, problem.delta(found), found.wrong.clone(), among)
             among = found.v < before
             if not bool(among.any()):
                 break
         swap(problem, found, hopeless)
         for r in range(1, self.orders):
-            keys = sample_keys(x, self.seed + r)
-            order = uniform(keys, len(ensemble.order), stream=4).argsort(1).T
-            order = by_alpha.gather(0, order)
-            nothing = torch.zeros_like(found.delta), torch.zeros_like(found.wrong)
-            climb(problem, found, hopeless, order, *nothing, among=found.v > 0)
+            shuffled = uniform(sample_keys(x, self.seed + r), len(by_alpha), stream=4).argsort(1).T
+            afresh = ball.random_start(x, self.seed + r), torch.zeros_like(found.wrong)
+            climb(problem, found, hopeless, by_alpha.gather(0, shuffled), *afresh, among=found.v > 0)
