@@ -16,4 +16,4 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for name, value in report.user_properties:
             figures.setdefault(name, []).extend(value)
     for name, values in sorted(figures.items()):
-        terminalreporter.write_line(f"{name}: {len(values)} comparisons, largest {max(values):.1e}")
+        terminalreporter.write_line(f"{name}: {len(values)} comparisons, largest {max(values):.2g}")

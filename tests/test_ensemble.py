@@ -7,11 +7,11 @@ import copy
 import numpy as np
 import pytest
 import torch
-from tiny import binary, mlp, mlp_ensemble, points
 from torch import Tensor, nn
 
 from recarc import InputError, RandomizedEnsemble
 from recarc.ensemble import as_ensemble, frozen, predictions_of, validated_alpha
+from tiny import binary, mlp, mlp_ensemble, points
 
 
 def constant(label: int, classes: int = 3) -> nn.Module:

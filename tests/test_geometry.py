@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from scipy import optimize, stats
-from tiny import points
 from torch import Tensor
 
 from recarc import Ball, InputError, Norm
 from recarc.geometry import per_sample
+from tiny import points
 
 P = [1, 1.5, 2, 3, 7.3, math.inf]
 
@@ -346,7 +346,7 @@ def test_good_eps(eps: object) -> None:
 
 @pytest.mark.parametrize("box", [(1.0, 0.0), (0.5, 0.5), (0.0, 1.0, 2.0)])
 def test_bad_box(box: tuple[float, ...]) -> None:
-    with pytest.raises(InputError, match="it must be .low, high. with low < high, or None"):
+    with pytest.raises(InputError, match=r"it must be \(low, high\) with low < high, or None"):
         Ball("linf", 0.1, box)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from scipy import stats
-from tiny import points
 
 from recarc import randomness
 from recarc.randomness import sample_keys, uniform
+from tiny import points
 
 
 def test_keys_belong_to_the_sample_not_to_its_place() -> None:

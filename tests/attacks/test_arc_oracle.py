@@ -9,10 +9,10 @@ from fractions import Fraction
 
 import pytest
 import torch
-from oracle import Algorithm2
-from tiny import cnn, labels_of, mlp, points
 
+from oracle import Algorithm2
 from recarc import ARC, Ball, RandomizedEnsemble
+from tiny import cnn, labels_of, mlp, points
 
 SAMPLES, STEPS = 3, 3
 EPS = {  # of the size at which some members give way and others do not

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from tiny import binary, linear, points
 from torch import Tensor
 
 from recarc import ARC, PGD, AdaptivePGD, Attack, Ball, LinearARC, RandomizedEnsemble
+from tiny import binary, linear, points
 
 INSTANCES, BATCH = 1000, 20
 Instance = tuple[RandomizedEnsemble, Tensor, Tensor, Ball]

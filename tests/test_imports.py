@@ -1,0 +1,94 @@
+"""The direction of imports, and what `import recarc` costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import recarc
+
+PACKAGE = Path(recarc.__file__).parent
+# Bottom-up: a part may import itself and what stands on an earlier line.
+ORDER = [
+    ["errors"],
+    ["randomness"],
+    ["losses"],
+    ["geometry"],
+    ["ensemble"],
+    ["data", "models"],
+    ["attacks"],
+    ["exact"],
+    ["evaluation"],
+    ["training", "report"],
+    ["experiments"],
+    ["cli"],
+]
+LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
+ONLY = {"data": {"errors"}}  # knows less than its place allows
+USERS_OF_TRAINING = {"cli"}
+HEAVY = ["scipy", "sklearn", "pyarrow", "matplotlib"]
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_parts(tree: ast.AST) -> set[str]:
+    """The parts of recarc a module imports, anywhere in it, under any spelling."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("recarc.")}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the direction"
+            module = (node.module or "").split(".")
+            if module[0] == "recarc":
+                found |= {module[1]} if len(module) > 1 else {alias.name for alias in node.names}
+    return found
+
+
+MODULES = sorted(p for p in PACKAGE.rglob("*.py") if part_of(p) not in ("__init__", "__main__"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_follow_the_way_of_the_data(path: Path) -> None:
+    part = part_of(path)
+    assert part in LEVEL, f"{part} has no place in the order: add it to ORDER and to CONTRIBUTING.md"
+    for other in imported_parts(ast.parse(path.read_text())) - {part}:
+        if other in ("__version__",):
+            continue
+        assert other in LEVEL, f"{path.name} imports recarc.{other}: import from the module that defines it"
+        assert LEVEL[other] < LEVEL[part], f"{part} may not import {other}"
+        assert other in ONLY.get(part, LEVEL), f"{part} may import only {sorted(ONLY[part])}, not {other}"
+        assert other != "training" or part in USERS_OF_TRAINING, f"{part} may not use training"
+
+
+def test_the_check_sees_every_spelling() -> None:
+    code = "import recarc.data.cifar\nfrom recarc.attacks import ARC\nfrom recarc import evaluation\nimport torch"
+    assert imported_parts(ast.parse(code)) == {"data", "attacks", "evaluation"}
+
+
+def test_import_is_quick_and_light() -> None:
+    """Beyond torch itself under two seconds, and without the libraries that only some commands need."""
+    script = (
+        "import time, torch, sys\n"
+        "start = time.process_time()\n"
+        "import recarc\n"
+        "print(time.process_time() - start)\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    lines = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    assert float(lines[0]) < 2.0
+    assert lines[1] == "[]"
+
+
+def test_every_public_name_exists() -> None:
+    for name in recarc.__all__:
+        assert getattr(recarc, name) is not None
+    assert recarc.__version__
