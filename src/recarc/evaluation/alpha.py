@@ -1,0 +1,219 @@
+"""Choosing the sampling probabilities: the paper's grid, OSP, and a cutting-plane linear program.
+
+The error of an ensemble under the best attack is convex and piecewise linear in alpha, with the set of fooled members
+as a sub-gradient. Every pattern an attack finds is therefore a plane below that error.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recarc.attacks import AdaptivePGD, Attack, Climb, Tight
+from recarc.ensemble import RandomizedEnsemble
+from recarc.errors import InputError
+from recarc.geometry import Ball
+
+Patterns = np.ndarray  # (M, N) bool: which members are fooled
+Watch = Callable[[str, list[float], float], None]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """alpha as one method chose it, and the accuracy that method itself believed in."""
+
+    method: str
+    alpha: list[float]
+    believed: float
+    history: list[tuple[list[float], float]]  # every alpha tried, with its accuracy under the method's attack
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Labelled inputs on the members' device, attacked in batches."""
+
+    x: Tensor
+    y: Tensor
+    ball: Ball
+    batch_size: int = 512
+
+    def patterns(self, ensemble: RandomizedEnsemble, attack: Attack) -> Patterns:
+        """Which members the attack fools on each sample."""
+        parts = []
+        for start in range(0, len(self.x), self.batch_size):
+            rows = torch.arange(start, min(start + self.batch_size, len(self.x)), device=self.x.device)
+            x_adv = attack(ensemble, self.x[rows], self.y[rows], self.ball.take(rows))
+            parts.append(~ensemble.correct(x_adv, self.y[rows]))
+        return torch.cat(parts, 1).cpu().numpy()
+
+
+def grid_search(
+    ensemble: RandomizedEnsemble, samples: Samples, attack: Attack | None = None, points: int = 11, watch: Watch = print
+) -> Choice:
+    """The paper's: the alpha on an even grid of the simplex with the highest accuracy under AdaptivePGD."""
+    attack = attack or AdaptivePGD()
+    history = []
+    for alpha in simplex_grid(len(ensemble), points):
+        fooled = samples.patterns(ensemble.with_alpha(alpha), attack)
+        history.append((alpha, 1 - float(np.array(alpha) @ fooled.mean(1))))
+        watch("grid", *history[-1])
+    alpha, believed = max(history, key=lambda row: row[1])
+    return Choice("grid", alpha, believed, history)
+
+
+def osp(
+    ensemble: RandomizedEnsemble,
+    samples: Samples,
+    attack: Attack | None = None,
+    rounds: int = 10,
+    step: float = 1.0,
+    watch: Watch = print,
+) -> Choice:
+    """Dbouk and Shanbhag 2023: alpha <- proj(alpha - (step / t) g), g_m the error of member m under the attack."""
+    attack = attack or Climb(orders=1)
+    alpha = np.full(len(ensemble), 1 / len(ensemble))
+    history = []
+    for t in range(1, rounds + 1):
+        errors = samples.patterns(ensemble.with_alpha(alpha.tolist()), attack).mean(1)
+        history.append((alpha.tolist(), 1 - float(alpha @ errors)))
+        watch("osp", *history[-1])
+        alpha = project_onto_simplex(alpha - step / t * errors)
+    best, believed = max(history, key=lambda row: row[1])
+    return Choice("osp", best, believed, history)
+
+
+def cutting_planes(
+    ensemble: RandomizedEnsemble,
+    samples: Samples,
+    attack: Attack | None = None,
+    rounds: int = 10,
+    tolerance: float = 1e-3,
+    watch: Watch = print,
+) -> Choice:
+    """Alternate the attack at alpha with the linear program over all patterns found, until the two agree.
+
+    The program's value is a lower bound on the error of the best alpha under the attack; the attack's error at the
+    proposed alpha is an upper one. Starts from the uniform alpha and every vertex.
+    """
+    attack = attack or Climb(orders=1)
+    size = len(ensemble)
+    history: list[tuple[list[float], float]] = []
+    seen: list[Patterns] = []
+    queue = [[1 / size] * size, *np.eye(size).tolist()]
+    for _ in range(rounds + len(queue)):
+        bound = None
+        alpha = queue.pop(0) if queue else None
+        if alpha is None:
+            alpha, bound = best_for_patterns(seen)
+        seen.append(samples.patterns(ensemble.with_alpha(alpha), attack))
+        history.append((alpha, 1 - float(np.array(alpha) @ seen[-1].mean(1))))
+        watch("lp", *history[-1])
+        if bound is not None and 1 - max(value for _, value in history) <= bound + tolerance:
+            break
+    best, believed = max(history, key=lambda row: row[1])
+    return Choice("lp", best, believed, history)
+
+
+def best_for_patterns(seen: list[Patterns]) -> tuple[list[float], float]:
+    """min over alpha of (1/n) sum_j s_j with s_j >= u . alpha for every pattern u found on sample j; (alpha, value)."""
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_matrix
+
+    stacked = np.stack(seen)  # (R, M, N)
+    size, count = stacked.shape[1:]
+    groups = Counter(frozenset(map(tuple, stacked[:, :, j].astype(int).tolist())) for j in range(count))
+    rows, columns, values = [], [], []
+    row = 0
+    for g, group in enumerate(groups):
+        for pattern in group:
+            hit = [m for m in range(size) if pattern[m]]
+            rows += [row] * (len(hit) + 1)
+            columns += [*hit, size + g]
+            values += [1.0] * len(hit) + [-1.0]
+            row += 1
+    cost = np.concatenate([np.zeros(size), np.array(list(groups.values())) / count])
+    matrix = coo_matrix((values, (rows, columns)), shape=(row, size + len(groups)))
+    total = np.concatenate([np.ones(size), np.zeros(len(groups))])[None]
+    solved = linprog(cost, A_ub=matrix, b_ub=np.zeros(row), A_eq=total, b_eq=[1.0], bounds=(0, 1), method="highs")
+    if solved.status != 0:
+        raise InputError(f"the linear program for alpha failed: {solved.message}")
+    alpha = np.clip(solved.x[:size], 0, None)
+    return (alpha / alpha.sum()).tolist(), float(solved.fun)
+
+
+@dataclass(frozen=True)
+class TwoMembers:
+    """Does randomising over two members help at all? Only if P(R) > |e_1 - e_2|.
+
+    e_i: share of samples on which member i falls alone; P(R): each falls alone, but no perturbation found fools both.
+    """
+
+    e_1: float
+    e_2: float
+    p_r: float
+
+    @property
+    def helps(self) -> bool:
+        return self.p_r > abs(self.e_1 - self.e_2)
+
+    def error(self, alpha_1: float) -> float:
+        """alpha_1 e_1 + alpha_2 e_2 - min(alpha) P(R)."""
+        return alpha_1 * self.e_1 + (1 - alpha_1) * self.e_2 - min(alpha_1, 1 - alpha_1) * self.p_r
+
+    @property
+    def sentence(self) -> str:
+        better, other = ("first", "second") if self.e_1 <= self.e_2 else ("second", "first")
+        figures = f"P(R) = {100 * self.p_r:.2f} % against |e_1 - e_2| = {100 * abs(self.e_1 - self.e_2):.2f} %"
+        if not self.helps:
+            return (
+                f"Randomising does not help: {figures}. Use the {better} member alone: it keeps "
+                f"{100 * (1 - min(self.e_1, self.e_2)):.2f} %, and any draw of the {other} costs accuracy."
+            )
+        return (
+            f"Randomising helps: {figures}. Use alpha = (1/2, 1/2): it keeps {100 * (1 - self.error(0.5)):.2f} %, "
+            f"the {better} member alone {100 * (1 - min(self.e_1, self.e_2)):.2f} %."
+        )
+
+
+def two_members(ensemble: RandomizedEnsemble, samples: Samples, attack: Tight | None = None) -> TwoMembers:
+    """The analysis of an ensemble of two, from one tight attack at alpha = (1/2, 1/2)."""
+    if len(ensemble) != 2:
+        raise InputError(f"the two-member analysis needs an ensemble of 2, this one has {len(ensemble)}")
+    even, attack = ensemble.with_alpha([0.5, 0.5]), attack or Tight()
+    foolable, together = [], []
+    for start in range(0, len(samples.x), samples.batch_size):
+        rows = torch.arange(start, min(start + samples.batch_size, len(samples.x)), device=samples.x.device)
+        outcome = attack.outcome(even, samples.x[rows], samples.y[rows], samples.ball.take(rows))
+        assert outcome.alone is not None
+        foolable.append(~outcome.alone)
+        together.append(~even.correct(outcome.mixture[0][1], samples.y[rows]))
+    alone, both = torch.cat(foolable, 1), torch.cat(together, 1).all(0)
+    e_1, e_2 = alone.double().mean(1).tolist()
+    return TwoMembers(e_1, e_2, float((alone.all(0) & ~both).double().mean()))
+
+
+def simplex_grid(members: int, points: int) -> list[list[float]]:
+    """All alpha whose entries are multiples of 1 / (points - 1)."""
+    if points < 2:
+        raise InputError(f"a grid needs at least 2 points a side, got {points}")
+    total = points - 1
+    cuts = itertools.combinations(range(total + members - 1), members - 1)
+    bars = ([-1, *cut, total + members - 1] for cut in cuts)
+    return [[(b - a - 1) / total for a, b in itertools.pairwise(bar)] for bar in bars]
+
+
+def project_onto_simplex(values: Any) -> np.ndarray:
+    """The nearest probability vector."""
+    values = np.asarray(values, dtype=np.float64)
+    ordered = np.sort(values)[::-1]
+    excess = np.cumsum(ordered) - 1
+    last = np.nonzero(ordered * np.arange(1, len(values) + 1) > excess)[0][-1]
+    projected = np.clip(values - excess[last] / (last + 1), 0, None)
+    return projected / projected.sum()
