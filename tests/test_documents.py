@@ -1,0 +1,70 @@
+"""The README's example and the scripts in examples/ run as they stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import recarc
+
+ROOT = Path(__file__).parent.parent
+PERCENT = re.compile(r"(\d+\.\d)%")
+
+
+def run(script: Path, folder: Path, *arguments: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def first_code_block() -> str:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    return blocks[0]
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+    code = first_code_block()
+    assert len([line for line in code.splitlines() if line.strip()]) == 8
+    script = tmp_path / "readme.py"
+    script.write_text(code)
+    lines = run(script, tmp_path).splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("AdaptivePGD(") and lines[1].startswith("ARC(")
+
+
+def test_every_attack_the_readme_names_can_be_made() -> None:
+    text = (ROOT / "README.md").read_text()
+    table = text[text.index("| here |") : text.index("Two things to know")]
+    calls = [c for c in re.findall(r"`([A-Z]\w+\(.*?\))`", table) if "..." not in c and "attack, n" not in c]
+    known = {name: getattr(recarc, name) for name in re.findall(r"\b([A-Z]\w+)\(", " ".join(calls))}
+    made = [eval(call, known) for call in calls]
+    assert len(made) >= 10 and all(isinstance(attack, recarc.Attack) for attack in made)
+
+
+@pytest.mark.parametrize("name", ["own_models", "own_norm"])
+def test_examples_print_falling_accuracies(name: str, tmp_path: Path) -> None:
+    out = run(ROOT / "examples" / f"{name}.py", tmp_path)
+    clean, *attacked = [float(v) for v in PERCENT.findall(out)]
+    assert len(attacked) >= 3 and max(attacked) < clean
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_counter_example_is_drawn(tmp_path: Path) -> None:
+    out = run(ROOT / "examples" / "counterexample.py", tmp_path, "picture.png")
+    assert re.search(r"AdaptivePGD +delta \[0.0, 0.0\] +expected accuracy 1.0", out)
+    assert re.search(r"ARC .*expected accuracy 0.5", out)
+    picture = (tmp_path / "picture.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 20_000
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_documents_name_files_that_exist(name: str) -> None:
+    for path in re.findall(r"`((?:tests|src|examples|\.ci)/[\w/.]+)`", (ROOT / name).read_text()):
+        assert (ROOT / path).exists(), path
