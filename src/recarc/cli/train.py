@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from recarc.cli.output import print_json
+from recarc.cli.parsing import number, numbers
 from recarc.errors import InputError
 
 
@@ -36,7 +38,7 @@ def train(
         list[str] | None, typer.Option("--set", help="Any field of the recipe: FIELD=VALUE, repeatable.")
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are (else RECARC_DATA).")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, cuda:1, cpu, ...; a GPU where there is one.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...; auto is a GPU where there is one.")] = "auto",
     bf16: Annotated[bool | None, typer.Option("--bf16/--no-bf16", help="On on a GPU.")] = None,
     channels_last: Annotated[bool | None, typer.Option("--channels-last/--no-channels-last")] = None,
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Off.")] = None,
@@ -56,6 +58,10 @@ def train(
     """Train a randomized ensemble and leave it as a folder that `recarc evaluate` takes.
 
     Says what it will cost before it starts. Killed or interrupted, the same command goes on.
+
+    Example: `recarc train bat --data cifar10 --arch resnet20 --norm linf --eps 8/255 --out bat-linf`
+
+    On several GPUs: `torchrun --nproc-per-node=4 -m recarc train ... --out bat-linf`
     """
     from recarc.training import Interrupted, Switches, TrainingError
     from recarc.training import train as run
@@ -70,15 +76,15 @@ def train(
             data,
             arch,
             norm=norm,
-            eps=None if eps is None else number("eps", eps),
+            eps=None if eps is None else number("--eps", eps),
             out=out,
             recipe=recipe,
             members=members,
             seed=seed,
             start=start,
-            alpha=None if alpha is None else [number("alpha", part) for part in alpha.split(",")],
+            alpha=None if alpha is None else numbers("--alpha", alpha),
             changes=changes,
-            device=device,
+            device=None if device == "auto" else device,
             switches=Switches(bf16, channels_last, compile_, cuda_graph, fold, side_by_side),
             checkpoint_minutes=checkpoint_minutes,
             confirm=force,
@@ -87,22 +93,13 @@ def train(
             say=None if quiet else to_stderr,
         )
     except TrainingError as error:
-        print(f"recarc: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(3 if isinstance(error, Interrupted) else 1) from None
     finally:
         _leave_group()
     if json_ and _first_process():
         alpha_found = [round(a, 12) for a in ensemble.alpha.tolist()]
-        print(json.dumps({"out": str(out), "method": method, "members": len(ensemble), "alpha": alpha_found}))
-
-
-def number(name: str, text: str) -> float:
-    """A decimal number or a fraction such as 8/255."""
-    top, slash, bottom = text.partition("/")
-    try:
-        return float(top) / float(bottom) if slash else float(top)
-    except (ValueError, ZeroDivisionError):
-        raise InputError(f"{name} is {text!r}; expected a number such as 0.03 or a fraction such as 8/255") from None
+        print_json({"out": str(out), "method": method, "members": len(ensemble), "alpha": alpha_found})
 
 
 def _assignment(text: str) -> tuple[str, Any]:

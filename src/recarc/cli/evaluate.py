@@ -1,0 +1,92 @@
+"""`recarc evaluate`: the robust accuracy of an ensemble folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from recarc.cli.attacks import ATTACKS, DEFAULT, attack_named
+from recarc.cli.output import print_evaluation, print_json
+from recarc.cli.parsing import box as parsed_box
+from recarc.cli.parsing import number, numbers, size
+
+NAMES = ", ".join(ATTACKS)
+
+
+def evaluate(
+    ensemble: Annotated[Path, typer.Argument(help="An ensemble folder, e.g. of `recarc train` or `recarc import`.")],
+    data: Annotated[str, typer.Option(help="A data set's name (`recarc data list`) or a folder of images.")],
+    eps: Annotated[str, typer.Option(help="Radius of the ball in the units of the inputs, such as 8/255.")],
+    norm: Annotated[str, typer.Option(help="linf, l2, l1 or a number p >= 1.")] = "linf",
+    attack: Annotated[str, typer.Option(help=f"One of {NAMES}.")] = DEFAULT,
+    preset: Annotated[str | None, typer.Option(help="Effort of tight: quick, standard or thorough.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Iterations of the attack.")] = None,
+    step_size: Annotated[str | None, typer.Option(help="Its step, such as 2/255.")] = None,
+    planes: Annotated[int | None, typer.Option(help="ARC's G: rivals looked at a step; all by default.")] = None,
+    loss: Annotated[str | None, typer.Option(help="Loss of gradient attacks, such as ce or margin.")] = None,
+    random_init: Annotated[bool | None, typer.Option("--random-init/--no-random-init", help="Random start.")] = None,
+    restarts: Annotated[int, typer.Option(help="Runs with seeds seed, seed + 1, ...; the worst is kept.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Seed of the attack's random numbers.")] = None,
+    alpha: Annotated[str | None, typer.Option(help="Other sampling probabilities, such as 0.9,0.1.")] = None,
+    box: Annotated[str, typer.Option(help="Valid inputs: low,high, or none.")] = "0,1",
+    split: Annotated[str, typer.Option(help="Split of the data set.")] = "test",
+    data_dir: Annotated[Path | None, typer.Option(help="Where its files are (else RECARC_DATA).")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first samples.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder for the records; the same command goes on.")] = None,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on with a run that is there.")] = True,
+    save_inputs: Annotated[bool, typer.Option("--save-inputs", help="Keep the adversarial inputs (float32).")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    precision: Annotated[str, typer.Option(help="Of the attack: float32, float64 or bfloat16.")] = "float32",
+    batch_size: Annotated[str, typer.Option(help="Samples at a time; auto halves it when memory runs out.")] = "auto",
+    trust_code: Annotated[bool, typer.Option("--trust-code", help="Load members made by importable code.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar and no table.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Attack an ensemble on a data set and print what is left of its accuracy, with a 95 % interval.
+
+    Example: `recarc evaluate my-ensemble --data cifar10 --eps 8/255 --attack arc --limit 1000 --out runs/arc`
+
+    On several GPUs: `torchrun --nproc-per-node=4 -m recarc evaluate ... --out runs/arc`
+    """
+    knobs: dict[str, Any] = {
+        "preset": preset,
+        "steps": steps,
+        "step_size": None if step_size is None else number("--step-size", step_size),
+        "planes": planes,
+        "loss": loss,
+        "random_init": random_init,
+        "seed": seed,
+    }
+    radius, valid, batch = number("--eps", eps), parsed_box(box), size("--batch-size", batch_size)
+    probabilities = None if alpha is None else numbers("--alpha", alpha)
+
+    import recarc
+    from recarc.cli.devices import device_named
+    from recarc.data import load
+
+    method, ball = attack_named(attack, restarts, **knobs), recarc.Ball(norm, radius, valid)
+    rec = recarc.load_ensemble(ensemble, device_named(device), allow_factories=trust_code)
+    if probabilities is not None:
+        rec = rec.with_alpha(probabilities)
+    images = load(data, split, data_dir=data_dir, limit=limit)
+    result = recarc.evaluate(
+        rec,
+        method,
+        images,
+        ball,
+        batch_size=batch,
+        out=out,
+        resume=resume,
+        progress=not quiet,
+        save_inputs=save_inputs,
+        precision=precision,
+    )
+    if int(os.environ.get("RANK", "0")) > 0:
+        return
+    if json_:
+        print_json(result.to_json())
+    elif not quiet:
+        print_evaluation(result)

@@ -1,0 +1,91 @@
+"""Results for people (tables on standard output) and for machines (one JSON object)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from recarc.evaluation import Evaluation
+
+
+def print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, allow_nan=False))
+
+
+def print_evaluation(result: Evaluation) -> None:
+    """Figures with their intervals, then the members."""
+    from rich.console import Console
+
+    console = Console()
+    console.print(_headline(result))
+    console.print(_members(result))
+    if result.stages:
+        console.print(_stages(result))
+    nan = result.nan_samples
+    if len(nan):
+        console.print(f"NaN logits on {len(nan)} samples, counted as wrong; first: {nan[:10].tolist()}")
+
+
+def _headline(result: Evaluation) -> Table:
+    from rich.table import Table
+
+    ball, told = result.configuration.get("ball", {}), result.configuration.get("data", {})
+    attack = result.configuration.get("attack")
+    table = Table.grid(padding=(0, 2))
+    split = f" {told['split']}" if told.get("split") else ""
+    count = (
+        f"{len(result)} samples" if result.complete else f"{len(result)} of {result.expected_samples} samples so far"
+    )
+    table.add_row("data", f"{told.get('name')}{split}, {count}")
+    table.add_row("attack", attack_text(attack))
+    eps = ball.get("eps")
+    table.add_row("ball", f"{ball.get('norm')}, eps {eps:.6g}" if isinstance(eps, float) else f"{ball.get('norm')}")
+    table.add_row("clean accuracy", str(result.clean))
+    table.add_row("robust accuracy", f"[bold]{result.robust}[/bold]")
+    if result.floor is not None:
+        table.add_row("floor", f"{100 * result.floor:.2f} %, a gap of {gap(result):.2f} points")
+    passes = f"{result.forward_passes:,} forward and {result.backward_passes:,} backward sample-passes"
+    table.add_row("cost", f"{result.seconds:.1f} s, {passes}")
+    return table
+
+
+def gap(result: Evaluation) -> float:
+    return 100 * (result.robust_accuracy - (result.floor or 0.0))
+
+
+def attack_text(attack: Any) -> str:
+    """ARC(steps=20, planes=4): the knobs that are set."""
+    if isinstance(attack, list):
+        return "[" + ", ".join(attack_text(a) for a in attack) + "]"
+    if not isinstance(attack, dict) or "class" not in attack:
+        return str(attack)
+    knobs = (f"{k}={attack_text(v)}" for k, v in attack.items() if k != "class" and v is not None)
+    return f"{attack['class']}({', '.join(knobs)})"
+
+
+def _members(result: Evaluation) -> Table:
+    from rich.table import Table
+
+    table = Table("member", "alpha", "clean %", "under attack %")
+    if result.alone is not None:
+        table.add_column("alone %")
+    for i, member in enumerate(result.to_json()["members"]):
+        row = [str(i), f"{member['alpha']:.4g}"]
+        row += [f"{100 * member[key]:.2f}" for key in ("clean_accuracy", "robust_accuracy")]
+        if "robust_alone" in member:
+            row.append(f"{100 * member['robust_alone']:.2f}")
+        table.add_row(*row)
+    return table
+
+
+def _stages(result: Evaluation) -> Table:
+    from rich.table import Table
+
+    table = Table("stage", "accuracy %", "decided")
+    decided = result.to_json()["decided_by"]
+    for name, found in result.stage_accuracies.items():
+        table.add_row(name, f"{100 * found.value:.2f}", str(decided.get(name, "")))
+    return table
