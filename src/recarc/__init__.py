@@ -9,15 +9,18 @@ if TYPE_CHECKING:
         PGD,
         AdaptivePGD,
         Attack,
+        AutoPGD,
         CarliniWagner,
+        Climb,
         LinearARC,
         RandomAttacker,
         Restarts,
+        Tight,
         WorstOf,
     )
     from recarc.ensemble import RandomizedEnsemble
     from recarc.errors import InputError
-    from recarc.evaluation import Evaluation, evaluate
+    from recarc.evaluation import Evaluation, Verdict, evaluate
     from recarc.geometry import Ball, Norm
     from recarc.models import load_ensemble, save_ensemble
 
@@ -29,8 +32,10 @@ _HOMES = {
     "PGD": "attacks",
     "AdaptivePGD": "attacks",
     "Attack": "attacks",
+    "AutoPGD": "attacks",
     "Ball": "geometry",
     "CarliniWagner": "attacks",
+    "Climb": "attacks",
     "Evaluation": "evaluation",
     "InputError": "errors",
     "LinearARC": "attacks",
@@ -38,6 +43,8 @@ _HOMES = {
     "RandomAttacker": "attacks",
     "RandomizedEnsemble": "ensemble",
     "Restarts": "attacks",
+    "Tight": "attacks",
+    "Verdict": "evaluation",
     "WorstOf": "attacks",
     "evaluate": "evaluation",
     "load_ensemble": "models",
@@ -49,8 +56,10 @@ __all__ = [
     "PGD",
     "AdaptivePGD",
     "Attack",
+    "AutoPGD",
     "Ball",
     "CarliniWagner",
+    "Climb",
     "Evaluation",
     "InputError",
     "LinearARC",
@@ -58,6 +67,8 @@ __all__ = [
     "RandomAttacker",
     "RandomizedEnsemble",
     "Restarts",
+    "Tight",
+    "Verdict",
     "WorstOf",
     "evaluate",
     "load_ensemble",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -25,7 +26,7 @@ def checkpoints(steps: int) -> set[int]:
     last, here = 0.0, 0.22
     found = []
     while here <= 1:
-        found.append(int(-(-here * steps // 1)))
+        found.append(math.ceil(round(here * steps, 6)))
         last, here = here, here + max(here - last - 0.03, 0.06)
     return set(found)
 

@@ -4,5 +4,6 @@ from recarc.evaluation.checks import RecarcWarning
 from recarc.evaluation.engine import evaluate
 from recarc.evaluation.faults import AttackViolation, RunError
 from recarc.evaluation.result import Estimate, Evaluation
+from recarc.evaluation.verdict import Verdict
 
-__all__ = ["AttackViolation", "Estimate", "Evaluation", "RecarcWarning", "RunError", "evaluate"]
+__all__ = ["AttackViolation", "Estimate", "Evaluation", "RecarcWarning", "RunError", "Verdict", "evaluate"]

@@ -30,6 +30,27 @@ class Verdict:
     certified_floor: float | None = None
     sentence: str = field(default="", compare=False)
 
+    @classmethod
+    def of(cls, evaluation: Evaluation, certified_floor: float | None = None) -> Verdict:
+        """The verdict on a `Tight` evaluation; `certified_floor` comes from `recarc.exact.certified_floor`."""
+        floors = evaluation.floor_scores
+        if floors is None or evaluation.alone is None:
+            raise InputError("this run attacked no member alone, so it has no floor; evaluate with --attack tight")
+        summary = evaluation.to_json()
+        found = cls(
+            robust=evaluation.robust,
+            clean=evaluation.clean,
+            floor=float(floors.mean()),
+            gap=max(0.0, evaluation.robust.value - float(floors.mean())),
+            above_floor=int((evaluation.robust_scores > floors).sum()),
+            stages=evaluation.stage_accuracies,
+            decided_by={name: n for name, n in summary["decided_by"].items() if n},
+            best_member=float(evaluation.alone.mean(1).max()),
+            certified_floor=certified_floor,
+        )
+        preset = ((evaluation.configuration.get("attack") or {}).get("preset")) or "standard"
+        return cls(**{**vars(found), "sentence": _sentence(found, preset)})
+
     @property
     def conclusive(self) -> bool:
         return self.gap <= CONCLUSIVE + 1e-12
@@ -49,27 +70,6 @@ class Verdict:
             "certified_floor": self.certified_floor,
             "sentence": self.sentence,
         }
-
-
-def verdict(evaluation: Evaluation, certified_floor: float | None = None) -> Verdict:
-    """The verdict on a `Tight` evaluation; `certified_floor` comes from `recarc.exact.certified_floor`."""
-    floors = evaluation.floor_scores
-    if floors is None or evaluation.alone is None:
-        raise InputError("this run attacked no member alone, so it has no floor; evaluate with --attack tight")
-    summary = evaluation.to_json()
-    found = Verdict(
-        robust=evaluation.robust,
-        clean=evaluation.clean,
-        floor=float(floors.mean()),
-        gap=max(0.0, evaluation.robust.value - float(floors.mean())),
-        above_floor=int((evaluation.robust_scores > floors).sum()),
-        stages=evaluation.stage_accuracies,
-        decided_by={name: n for name, n in summary["decided_by"].items() if n},
-        best_member=float(evaluation.alone.mean(1).max()),
-        certified_floor=certified_floor,
-    )
-    preset = ((evaluation.configuration.get("attack") or {}).get("preset")) or "standard"
-    return Verdict(**{**vars(found), "sentence": _sentence(found, preset)})
 
 
 def _points(fraction: float) -> str:

@@ -1,0 +1,68 @@
+"""AutoPGD: its schedule, its losses by hand, and what it does on one member and on the mixture."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recarc import PGD, AutoPGD, Ball, InputError
+from recarc.attacks.autopgd import checkpoints
+from recarc.losses import difference_of_logits_ratio, targeted_dlr
+from tiny import labels_of, mlp_ensemble, points
+
+
+def test_checkpoints_of_the_published_schedule() -> None:
+    """p_0 = 0, p_1 = 0.22, p_{j+1} = p_j + max(p_j - p_{j-1} - 0.03, 0.06), of 100 steps."""
+    assert sorted(checkpoints(100)) == [22, 41, 57, 70, 80, 87, 93, 99]
+
+
+def test_dlr_losses_by_hand() -> None:
+    logits = torch.tensor([[3.0, 1.0, 0.5, -2.0]])
+    y = torch.tensor([0])
+    assert difference_of_logits_ratio(logits, y).item() == pytest.approx(-(3 - 1) / (3 - 0.5))
+    assert targeted_dlr(logits, y, torch.tensor([2])).item() == pytest.approx(-(3 - 0.5) / (3 - (0.5 - 2) / 2))
+    equal = torch.zeros(1, 4)
+    assert bool(difference_of_logits_ratio(equal, y).isfinite().all())
+
+
+@pytest.mark.parametrize("loss", ["ce", "dlr", "dlr_targeted", "margin"])
+@pytest.mark.parametrize("p,eps", [("linf", 0.1), ("l2", 0.25)])
+def test_at_least_as_strong_as_pgd_on_one_member(loss: str, p: str, eps: float) -> None:
+    ensemble = mlp_ensemble(1)
+    x = points(150, 6)
+    y = labels_of(ensemble, x)
+    ball = Ball(p, eps)
+    x_adv = AutoPGD(member=0, steps=50, loss=loss)(ensemble, x, y, ball)
+    assert float(ball.violation(x, x_adv).max()) < 1e-7
+    ours = ensemble.expected_accuracy(x_adv, y).mean()
+    pgd = ensemble.expected_accuracy(PGD(steps=50)(ensemble, x, y, ball), y).mean()
+    assert 0 < float(ours) <= float(pgd) + 1e-12
+
+
+def test_mixture_keeps_the_lowest_expected_accuracy_seen() -> None:
+    ensemble = mlp_ensemble(3, [0.5, 0.3, 0.2])
+    x = points(100, 6)
+    y = labels_of(ensemble, x)
+    v = ensemble.expected_accuracy(AutoPGD(steps=30)(ensemble, x, y, Ball("linf", 0.1)), y)
+    assert bool((v <= ensemble.expected_accuracy(x, y)).all())
+
+
+def test_batch_does_not_matter() -> None:
+    ensemble = mlp_ensemble(2)
+    x = points(8, 6)
+    y = labels_of(ensemble, x)
+    ball, attack = Ball("linf", 0.08), AutoPGD(steps=15)
+    together = attack(ensemble, x, y, ball)
+    apart = torch.cat([attack(ensemble, x[i : i + 1], y[i : i + 1], ball) for i in range(8)])
+    assert torch.allclose(together, apart, atol=1e-9)
+
+
+def test_bad_knobs() -> None:
+    with pytest.raises(InputError, match=r"unknown loss 'drl'.*dlr"):
+        AutoPGD(loss="drl")
+    two = mlp_ensemble(1, classes=2)
+    x = points(3, 6)
+    with pytest.raises(InputError, match="needs 4 classes"):
+        AutoPGD(member=0, loss="dlr_targeted")(two, x, labels_of(two, x), Ball("linf", 0.1))
+    with pytest.raises(InputError, match="member 5 does not exist"):
+        AutoPGD(member=5)(two, x, labels_of(two, x), Ball("linf", 0.1))

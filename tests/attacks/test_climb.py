@@ -1,0 +1,96 @@
+"""Climb against the exact solvers: maximal on linear ensembles, never below the optimum, and its composition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bank import bank
+from recarc import ARC, Ball, Climb, InputError, RandomizedEnsemble, Restarts
+from recarc.exact import optimum, smallest_radius
+from tiny import labels_of, mlp_ensemble, points
+
+BARELY = 0.02  # what is foolable by less than this share of eps may be missed by a descent of finite steps
+
+
+@pytest.mark.parametrize("p", ["linf", "l2", "l1"])
+def test_maximal_on_linear_ensembles(p: str) -> None:
+    """When it stops, no single further member can be added to the fooled set."""
+    # Steepest l1 steps move one coordinate at a time, so they need more of them.
+    b = bank(30, members=4, dim=10, p=p, seed=1)
+    x_adv = Climb(steps=200 if p == "l1" else 60, orders=1)(b.ensemble, b.x, b.y, b.ball)
+    wrong = ~b.ensemble.correct(x_adv, b.y)
+    missed = []
+    for k in range(30):
+        held = wrong[:, k].numpy()
+        for i in np.nonzero(~held)[0]:
+            together = np.append(np.nonzero(held)[0], i)
+            radius = smallest_radius(b.w[together, k].numpy(), b.margins[together, k].numpy(), b.ball.norm)
+            missed.append(radius < b.ball.eps * (1 - BARELY))
+    assert missed, "every member was fooled: the test says nothing"
+    assert sum(missed) <= (1 if p == "l1" else 0)
+
+
+def test_close_to_the_optimum_and_never_below_it() -> None:
+    b = bank(40)
+    v = b.ensemble.expected_accuracy(Climb(orders=4)(b.ensemble, b.x, b.y, b.ball), b.y)
+    best = torch.cat([optimum(*b.single(k), b.ball).accuracy for k in range(40)])
+    assert bool((v >= best - 1e-12).all())
+    assert float((v - best).mean()) <= 0.01
+    arc = b.ensemble.expected_accuracy(ARC()(b.ensemble, b.x, b.y, b.ball), b.y)
+    assert float((arc - best).mean()) > 0.15
+
+
+def test_never_worse_than_its_start_and_refines_it() -> None:
+    ensemble = mlp_ensemble(4, [0.4, 0.3, 0.2, 0.1])
+    x = points(80, 6)
+    y = labels_of(ensemble, x)
+    ball = Ball("linf", 0.1)
+    start = ARC(variant="corrected")
+    before = ensemble.expected_accuracy(start(ensemble, x, y, ball), y)
+    after = ensemble.expected_accuracy(Climb(start=start)(ensemble, x, y, ball), y)
+    assert bool((after <= before).all())
+    assert float(after.mean()) < float(before.mean())
+
+
+@pytest.mark.parametrize("p", [1, 1.5, 2, "linf"])
+def test_inside_ball_and_box_for_any_p_and_many_members(p: float | str) -> None:
+    ensemble = mlp_ensemble(9)
+    x = points(12, 6)
+    y = labels_of(ensemble, x)
+    ball = Ball(p, 0.2)
+    x_adv = Climb(steps=5, orders=1)(ensemble, x, y, ball)
+    assert float(ball.violation(x, x_adv).max()) < 1e-7
+    assert bool((ensemble.expected_accuracy(x_adv, y) <= ensemble.expected_accuracy(x, y)).all())
+
+
+def test_swap_finds_the_heavier_pair() -> None:
+    """Greedy takes the heaviest member, which excludes the two lighter ones that weigh more together."""
+    w = torch.tensor([[1.0, 0.0], [-1.0, 0.2], [-1.0, -0.2]], dtype=torch.float64)
+    from tiny import binary
+
+    ensemble = RandomizedEnsemble([binary(row, 0.5) for row in w], [0.4, 0.3, 0.3])
+    x, y, ball = torch.zeros(1, 2, dtype=torch.float64), torch.ones(1, dtype=torch.long), Ball("linf", 1.0, box=None)
+    assert optimum(ensemble, x, y, ball).accuracy.item() == pytest.approx(0.4)
+    v = ensemble.expected_accuracy(Climb(orders=4)(ensemble, x, y, ball), y)
+    assert v.item() == pytest.approx(0.4)
+
+
+def test_seeds_restart_it_and_the_batch_does_not_matter() -> None:
+    ensemble = mlp_ensemble(3)
+    x = points(10, 6)
+    y = labels_of(ensemble, x)
+    ball = Ball("l2", 0.3)
+    attack = Restarts(Climb(steps=5), 2)
+    together = attack(ensemble, x, y, ball)
+    apart = torch.cat([attack(ensemble, x[i : i + 1], y[i : i + 1], ball) for i in range(10)])
+    assert torch.equal(ensemble.correct(together, y), ensemble.correct(apart, y))
+    assert torch.allclose(together, apart, atol=1e-9)
+
+
+def test_bad_knobs() -> None:
+    with pytest.raises(InputError, match="kappa"):
+        Climb(kappa=-1)
+    with pytest.raises(InputError, match="orders"):
+        Climb(orders=0)
