@@ -13,6 +13,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 import recarc
+from recarc.cli.alpha import alpha
 from recarc.cli.data import data
 from recarc.cli.demo import demo
 from recarc.cli.evaluate import evaluate
@@ -22,6 +23,7 @@ from recarc.cli.train import train
 from recarc.errors import InputError
 
 COMMANDS: dict[str, Callable[..., None]] = {
+    "alpha": alpha,
     "demo": demo,
     "evaluate": evaluate,
     "import": import_,
