@@ -33,6 +33,7 @@ class Recipe:
     # Batch norm while attacking: "train" as Rice et al. 2020 leave it, "eval" as in TRADES, which can be folded.
     attack_mode: str = "train"
     replays: int = 1
+    diversity: float = 1.0  # scales the diversity terms of adp, gal and trs
     validation: int = 1000  # images cut from the training set
     validate_every: int = 1  # epochs
     patience: int = 0  # epochs without a better validation before stopping; 0: run to the end and keep the best
@@ -44,6 +45,7 @@ class Recipe:
         _check(0 <= self.ema < 1, "ema", self.ema, "in [0, 1), 0 for no weight average")
         _check(0 <= self.label_smoothing < 1, "label_smoothing", self.label_smoothing, "in [0, 1)")
         _check(self.weight_decay >= 0, "weight_decay", self.weight_decay, ">= 0")
+        _check(self.diversity >= 0, "diversity", self.diversity, ">= 0")
         _check(self.attack_step > 0, "attack_step", self.attack_step, "a fraction of eps > 0")
         for name, least in (("batch", 1), ("attack_steps", 1), ("replays", 1), ("validation", 0), ("patience", 0)):
             value = getattr(self, name)
@@ -135,7 +137,7 @@ def _digits(method: str) -> Recipe:
     if method == "free":
         return replace(base, replays=4, epochs=8)
     if method == "trs":
-        return replace(base, optimizer="adam", lr=3e-3)
+        return replace(base, optimizer="adam", lr=3e-3, diversity=0.1)  # 64 large pixels: steep gradients
     if method in ("mrboost", "barre"):
         return replace(base, epochs=10)
     return base

@@ -12,6 +12,13 @@ _CLASSES = {
     "at": "AT",
     "bat": "BAT",
     "iat": "IAT",
+    "free": "Free",
+    "adp": "ADP",
+    "gal": "GAL",
+    "dverge": "DVERGE",
+    "trs": "TRS",
+    "mrboost": "MRBoost",
+    "barre": "BARRE",
 }
 
 

@@ -1,0 +1,47 @@
+"""Gradient alignment (Kariyappa and Qureshi 2019): members whose input gradients point in different directions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recarc.losses import cross_entropy
+from recarc.training.method import Method, Parts, Stage
+from recarc.training.methods.adp import together
+from recarc.training.team import Team
+
+COHERENCE = 0.5
+
+
+class GAL(Method):
+    """mean_i CE_i + 0.5 log sum_{i<j} exp cos(grad_x l_i, grad_x l_j)."""
+
+    name = "gal"
+    summary = "low coherence of the input gradients of jointly trained members"
+    members = 3
+    least = 2
+    needs_ball = False
+
+    def plan(self, members: int, given: int) -> list[list[Stage]]:
+        return [[Stage(tuple(range(members)), start=together(members, given))]]
+
+    def loss(self, team: Team, x: Tensor, x_adv: Tensor, y: Tensor) -> Parts:
+        logits, gradients = logits_and_gradients(team, x_adv, y)
+        ce = torch.stack([team.loss(row, y) for row in logits]).mean()
+        weight = team.recipe.diversity * COHERENCE
+        return {"ce": ce, "coherence": weight * torch.logsumexp(pairwise_cosines(gradients), 0).mean()}
+
+
+def logits_and_gradients(team: Team, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """(M, B, C) logits and (M, B, D) gradients of each member's cross-entropy in x; both differentiable in weights."""
+    x = x.detach().requires_grad_()
+    logits = torch.stack([member(x).float() for member in team.trained])
+    gradients = [torch.autograd.grad(cross_entropy(row, y).sum(), x, create_graph=True)[0] for row in logits]
+    return logits, torch.stack([g.float().flatten(1) for g in gradients])
+
+
+def pairwise_cosines(gradients: Tensor) -> Tensor:
+    """(M, B, D) -> (pairs, B) cosines of i < j."""
+    unit = gradients / gradients.norm(dim=2, keepdim=True).clamp(min=1e-12)
+    pairs = [(i, j) for i in range(len(unit)) for j in range(i + 1, len(unit))]
+    return torch.stack([(unit[i] * unit[j]).sum(1) for i, j in pairs])

@@ -1,0 +1,70 @@
+"""Transferability reduced smooth ensembles (Yang et al. 2021): orthogonal gradients of smooth members."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recarc.geometry import Ball
+from recarc.losses import cross_entropy
+from recarc.training.copies import without_weight_gradients
+from recarc.training.method import Method, Parts, Stage
+from recarc.training.methods.adp import together
+from recarc.training.methods.gal import logits_and_gradients, pairwise_cosines
+from recarc.training.team import Team, random_start
+
+WEIGHT, COSINE, SMOOTH = 5.0, 2.0, 2.0
+SEARCH_STEPS = 3  # of the search for points with large gradients
+SEARCH_BALL = Ball("linf", 8 / 255)  # where a run gives no ball of its own
+
+
+class TRS(Method):
+    """sum_i CE_i + 5 (2 mean_{i<j} |cos(grad_i, grad_j)| + 2 mean_i ||grad_i(x')||_2).
+
+    x' is found near x by a short ascent on the members' squared gradient norms.
+    """
+
+    name = "trs"
+    summary = "orthogonal input gradients and smooth members"
+    members = 3
+    least = 2
+    needs_ball = False
+
+    def plan(self, members: int, given: int) -> list[list[Stage]]:
+        return [[Stage(tuple(range(members)), start=together(members, given))]]
+
+    def attacked(self, team: Team, x: Tensor, y: Tensor) -> Tensor:
+        """The points of large gradients; the cross-entropy and the cosines are taken at x itself."""
+        ball = team.ball or SEARCH_BALL
+        delta = torch.zeros_like(x) if team.start is None else random_start(ball, x, team.start)
+        step = 2 * ball.radius(x) / SEARCH_STEPS
+        with without_weight_gradients(team.mixture):
+            for _ in range(SEARCH_STEPS):
+                g = gradient_of_gradient_norm(team, ball.move(x, delta), y)
+                delta = ball.project(delta + step[:, None, None, None] * ball.norm.steepest(g), x)
+        return ball.move(x, delta)
+
+    def loss(self, team: Team, x: Tensor, x_adv: Tensor, y: Tensor) -> Parts:
+        logits, gradients = logits_and_gradients(team, x, y)
+        _, far = logits_and_gradients(team, x_adv, y)
+        weight = team.recipe.diversity * WEIGHT
+        return {
+            "ce": torch.stack([team.loss(row, y) for row in logits]).sum(),
+            "cosine": weight * COSINE * pairwise_cosines(gradients).abs().mean(),
+            "smooth": weight * SMOOTH * far.square().sum(2).add(1e-12).sqrt().mean(),
+        }
+
+    def probe(self, team: Team, x: Tensor, y: Tensor) -> Tensor:
+        return x
+
+
+def gradient_of_gradient_norm(team: Team, x: Tensor, y: Tensor) -> Tensor:
+    """The gradient in x of sum_i ||grad_x l_i(x)||^2, over the members as the attack sees them."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        total = x.new_zeros(())
+        for member in team.victims:
+            (g,) = torch.autograd.grad(cross_entropy(member(x), y).sum(), x, create_graph=True)
+            total = total + g.float().square().sum()
+        (found,) = torch.autograd.grad(total, x)
+    return found.float().nan_to_num(nan=0.0)
