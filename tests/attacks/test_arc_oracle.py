@@ -14,7 +14,7 @@ from oracle import Algorithm2
 from recarc import ARC, Ball, RandomizedEnsemble
 from tiny import cnn, labels_of, mlp, points
 
-SAMPLES, STEPS = 3, 3
+SAMPLES, STEPS = 2, 3
 EPS = {  # of the size at which some members give way and others do not
     ("mlp", 1): 0.5,
     ("mlp", 2): 0.3,
@@ -76,7 +76,7 @@ def test_agrees_with_algorithm_2(
 def test_the_comparison_is_worth_making() -> None:
     """Among the cases are samples that fall, that fall in part, and that stand."""
     clean, attacked = [], []
-    for case in CASES:
+    for case in CASES[::2]:
         problem = Problem(*case.values)
         x_adv = ARC(steps=STEPS)(problem.ensemble, problem.x, problem.y, problem.ball)
         clean.append(problem.ensemble.expected_accuracy(problem.x, problem.y))

@@ -45,7 +45,7 @@ ATTACKS: dict[str, Attack] = {
 }
 every_attack = pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
 RADIUS = {1: 0.6, 1.5: 0.4, 2: 0.3, math.inf: 0.1}
-every_norm = pytest.mark.parametrize("p", RADIUS)
+every_norm = pytest.mark.parametrize("p", [1, 2, math.inf])
 
 
 def problem(count: int = 12, dtype: torch.dtype = torch.float64) -> tuple[RandomizedEnsemble, Tensor, Tensor]:
@@ -57,7 +57,7 @@ def problem(count: int = 12, dtype: torch.dtype = torch.float64) -> tuple[Random
 # Feasible and useful
 
 
-@every_norm
+@pytest.mark.parametrize("p", RADIUS)
 @every_attack
 def test_stays_in_ball_and_box_and_repeats_itself(attack: Attack, p: float) -> None:
     ensemble, x, y = problem()
@@ -68,8 +68,6 @@ def test_stays_in_ball_and_box_and_repeats_itself(attack: Attack, p: float) -> N
     assert x_adv.data_ptr() != x.data_ptr()
     assert float(ball.violation(x, x_adv).max()) <= 1e-12
     assert torch.equal(attack(ensemble, x, y, ball), x_adv)
-    # What the attack found is what the returned points give, to the bit.
-    assert torch.equal(ensemble.correct(x_adv.clone(), y), ensemble.correct(attack(ensemble, x, y, ball), y))
 
 
 @every_attack
@@ -342,3 +340,17 @@ def test_a_single_model_can_be_attacked() -> None:
     y = net(x).argmax(1)
     found = ARC(steps=2)(net, x, y, Ball("l2", 0.3))
     assert torch.equal(found, ARC(steps=2)(RandomizedEnsemble([net]), x, y, Ball("l2", 0.3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("p", RADIUS)
+@pytest.mark.parametrize("attack", [ARC(steps=6), ARC(steps=6, variant="corrected"), LinearARC()], ids=repr)
+def test_the_returned_point_is_one_that_was_judged(attack: Attack, p: float, dtype: torch.dtype) -> None:
+    """Bit for bit: the members saw exactly x_adv, so evaluating it again gives what the attack relied on."""
+    recorder = Recorder(mlp(0, dtype=dtype))
+    ensemble = RandomizedEnsemble([recorder, mlp(1, dtype=dtype), mlp(2, dtype=dtype)], [0.3, 0.5, 0.2])
+    x = points(40, 6, seed=7, dtype=dtype)
+    y = labels_of(ensemble, x)
+    x_adv = attack(ensemble, x, y, Ball(p, RADIUS[p]))
+    seen = torch.cat(recorder.seen)
+    assert bool((x_adv[:, None] == seen[None]).all(2).any(1).all())
