@@ -20,6 +20,7 @@ ORDER = [
     ["geometry"],
     ["ensemble"],
     ["data", "models"],
+    ["acceleration"],
     ["attacks"],
     ["exact"],
     ["evaluation"],

@@ -1,0 +1,167 @@
+"""Accelerated ensembles compute what the original ones do, and attacks on them find the same."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from recarc import ARC, PGD, AdaptivePGD, Ball, InputError, RandomizedEnsemble
+from recarc.acceleration import FastMember, accelerate
+from recarc.attacks import AutoPGD, Climb
+from recarc.attacks.linearize import nearest_plane
+from recarc.models.registry import build
+from tiny import assert_unchanged, cnn, labels_of, mlp_ensemble, photograph, points
+
+ATTACKS = [
+    pytest.param(ARC(steps=3), id="arc"),
+    pytest.param(ARC(steps=3, planes=2, variant="corrected"), id="corrected"),
+    pytest.param(PGD(steps=3, member=1), id="pgd"),
+    pytest.param(AdaptivePGD(steps=3), id="adaptive"),
+    pytest.param(AutoPGD(steps=5), id="autopgd"),
+    pytest.param(Climb(steps=4), id="climb"),
+]
+
+
+def convolutional(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A small network with batch norms that have something to fold."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(
+        nn.Conv2d(2, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride=2, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32, 5),
+    )
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None and module.running_var is not None
+            module.running_mean.uniform_(-0.2, 0.2)
+            module.running_var.uniform_(0.2, 2)
+            nn.init.uniform_(module.weight, 0.5, 2)
+            nn.init.uniform_(module.bias, -0.3, 0.3)
+    return net.to(dtype).eval()
+
+
+def ensemble_of(dtype: torch.dtype = torch.float32, members: int = 3) -> RandomizedEnsemble:
+    return RandomizedEnsemble([convolutional(i, dtype) for i in range(members)], [0.5, 0.3, 0.2][:members])
+
+
+@pytest.mark.parametrize("tile", [None, 1, 5, 64])
+def test_logits_and_gradients_are_the_same_in_float32(tile: int | None) -> None:
+    ensemble, x = ensemble_of(), points(13, 2, 4, 4, dtype=torch.float32)
+    fast = accelerate(ensemble, tile=tile)
+    for member, quick in zip(ensemble.members, fast.members):
+        u, v = x.clone().requires_grad_(), x.clone().requires_grad_()
+        expected, found = member(u), quick(v)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0))
+        for _ in range(2):  # a graph may be pulled back several times
+            (g,) = torch.autograd.grad((expected * weights).sum(), u, retain_graph=True)
+            (h,) = torch.autograd.grad((found * weights).sum(), v, retain_graph=True)
+            torch.testing.assert_close(h, g, rtol=1e-3, atol=1e-5)
+        with torch.no_grad():
+            torch.testing.assert_close(quick(x), expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("p", [1, 2, math.inf])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attacks_find_the_same_in_float64(attack: ARC, p: float) -> None:
+    """With rounding out of the way, the fast path and the readable one agree on every sample."""
+    ensemble, x = ensemble_of(torch.float64), points(16, 2, 4, 4)
+    y, ball = labels_of(ensemble, x), Ball(p, {1: 0.6, 2: 0.25, math.inf: 0.06}[p])
+    expected = ensemble.expected_accuracy(attack(ensemble, x, y, ball), y)
+    x_adv = attack(accelerate(ensemble, tile=5), x, y, ball)
+    assert float(ball.violation(x, x_adv).max()) < 1e-9
+    assert torch.equal(ensemble.expected_accuracy(x_adv, y), expected)
+    assert float(expected.mean()) < 0.99  # the comparison says something
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_expected_accuracy_under_arc_hardly_depends_on_precision(precision: str) -> None:
+    ensemble, x = ensemble_of(), points(64, 2, 4, 4, dtype=torch.float32)
+    y, ball = labels_of(ensemble, x), Ball("linf", 0.06)
+    expected = ensemble.expected_accuracy(ARC(steps=5)(ensemble, x, y, ball), y)
+    found = ensemble.expected_accuracy(ARC(steps=5)(accelerate(ensemble, precision), x, y, ball), y)
+    tolerance = 0.02 if precision == "bfloat16" else 1e-9
+    assert float(found.mean()) == pytest.approx(float(expected.mean()), abs=tolerance)
+
+
+def test_predictions_are_not_made_in_half_precision() -> None:
+    ensemble, x = ensemble_of(), points(32, 2, 4, 4, dtype=torch.float32)
+    fast = accelerate(ensemble, "bfloat16")
+    with torch.no_grad():
+        torch.testing.assert_close(fast.logits(x), ensemble.logits(x), rtol=1e-4, atol=1e-5)
+    u = x.clone().requires_grad_()
+    rounded = fast.members[0](u)
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded.detach(), ensemble.members[0](x).detach(), rtol=0.1, atol=0.1)
+
+
+def test_resnet20_is_folded_and_agrees() -> None:
+    torch.manual_seed(0)
+    net = build("resnet20", classes=10, mean=[0.49, 0.48, 0.45], std=[0.2, 0.2, 0.2]).eval()
+    fast = accelerate(net).members[0]
+    assert isinstance(fast, FastMember)
+    assert not [m for m in fast.modules() if isinstance(m, nn.BatchNorm2d)]
+    x = points(3, 3, 32, 32, dtype=torch.float32)
+    ball = Ball("linf", 8 / 255)
+    plane, quick = (nearest_plane(m, x, ball.norm, label=None, planes=3) for m in (net, fast))
+    torch.testing.assert_close(quick.zeta, plane.zeta, rtol=1e-3, atol=1e-6)
+
+
+def test_the_original_is_left_alone() -> None:
+    ensemble, x = ensemble_of(), points(6, 2, 4, 4, dtype=torch.float32)
+    y, before = labels_of(ensemble, x), photograph(ensemble, x)
+    AdaptivePGD(steps=2)(accelerate(ensemble, "bfloat16"), x, y, Ball("l2", 0.2))
+    assert_unchanged(before, photograph(ensemble, x))
+
+
+def test_callables_vectors_and_empty_batches() -> None:
+    ensemble, x = mlp_ensemble(2), points(4, 6)
+    plain = RandomizedEnsemble([ensemble.members[0], lambda u: ensemble.members[1](u)], [0.9, 0.1])
+    fast = accelerate(plain)
+    assert fast.members[1] is plain.members[1]
+    torch.testing.assert_close(fast.logits(x), plain.logits(x))
+    assert fast.logits(x[:0]).shape == (2, 0, 5)
+    assert torch.equal(fast.alpha, plain.alpha)
+
+
+def test_members_that_cannot_be_traced_run_unfolded() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = cnn(0, dtype=torch.float32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) if bool(x.sum() >= 0) else -self.inner(x)
+
+    member, x = Branching(), points(4, 2, 4, 4, dtype=torch.float32)
+    torch.testing.assert_close(accelerate(member).logits(x)[0], member(x), rtol=1e-4, atol=1e-5)
+
+
+def test_unknown_precision_is_refused() -> None:
+    with pytest.raises(InputError, match="bfloat16"):
+        accelerate(ensemble_of(), "bfloat61")
+    with pytest.raises(InputError, match="tile"):
+        accelerate(ensemble_of(), tile=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_captured_members_find_the_same(precision: str) -> None:
+    ensemble = ensemble_of().to("cuda")
+    x = points(300, 2, 4, 4, dtype=torch.float32).cuda()
+    y, ball = labels_of(ensemble, x), Ball("linf", 0.06)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast = accelerate(ensemble, precision, graphs=True, tile=64)
+        found = ensemble.expected_accuracy(ARC(steps=5)(fast, x, y, ball), y)
+    expected = ensemble.expected_accuracy(ARC(steps=5)(ensemble, x, y, ball), y)
+    assert float(found.mean()) == pytest.approx(float(expected.mean()), abs=0.02)
