@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from small_training import BALL, small
 
 from recarc import PGD, Ball, RandomizedEnsemble
 from recarc.data.loading import load
-from recarc.training import train
-
-EPS = 0.15
-BALL = Ball("linf", EPS)
-SMALL: dict[str, Any] = {"arch": "cnn", "arch_options": {"width": 8}, "norm": "linf", "eps": EPS, "say": None}
-
-
-def small(method: str, *, epochs: float = 10, **more: Any) -> RandomizedEnsemble:
-    """`train` at a size that takes seconds."""
-    changes = {"epochs": epochs, **more.pop("changes", {})}
-    return train(method, more.pop("data", "digits"), **{**SMALL, **more}, changes=changes)
 
 
 @pytest.fixture(scope="session")
@@ -29,26 +18,40 @@ def test_set() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture(scope="session")
-def cross(test_set: tuple[torch.Tensor, torch.Tensor]) -> Callable[..., torch.Tensor]:
+def cross(test_set: tuple[torch.Tensor, torch.Tensor]) -> Callable[[RandomizedEnsemble], torch.Tensor]:
     """(M, M) accuracy: row i is attacked by PGD on member i, column j answers."""
     x, y = test_set
 
-    def matrix(ensemble: RandomizedEnsemble, eps: float = EPS) -> torch.Tensor:
-        rows = [
-            ensemble.correct(PGD(member=i, steps=10)(ensemble, x, y, Ball("linf", eps)), y).double().mean(1)
-            for i in range(len(ensemble))
-        ]
-        return torch.stack(rows)
+    def matrix(ensemble: RandomizedEnsemble) -> torch.Tensor:
+        found = [ensemble.correct(PGD(member=i, steps=10)(ensemble, x, y, BALL), y) for i in range(len(ensemble))]
+        return torch.stack([row.double().mean(1) for row in found])
 
     return matrix
 
 
 @pytest.fixture(scope="session")
+def transfer(test_set: tuple[torch.Tensor, torch.Tensor]) -> Callable[[RandomizedEnsemble], float]:
+    """Of the samples that both members know and that fool i, how many fool j too; the mean over i != j."""
+    x, y = test_set
+
+    def rate(ensemble: RandomizedEnsemble) -> float:
+        clean, rates = ensemble.correct(x, y), []
+        for i in range(len(ensemble)):
+            attacked = ensemble.correct(PGD(member=i, steps=10)(ensemble, x, y, Ball("linf", 0.1)), y)
+            for j in set(range(len(ensemble))) - {i}:
+                fooled = clean[i] & clean[j] & ~attacked[i]
+                rates.append(float((~attacked[j])[fooled].double().mean()))
+        return sum(rates) / len(rates)
+
+    return rate
+
+
+@pytest.fixture(scope="session")
 def natural() -> RandomizedEnsemble:
     """Three plain members."""
-    return small("natural", members=3)
+    return small("natural", members=3, epochs=6)
 
 
 @pytest.fixture(scope="session")
 def at() -> RandomizedEnsemble:
-    return small("at")
+    return small("at", epochs=6)

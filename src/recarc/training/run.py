@@ -111,7 +111,7 @@ class Run:
         if recipe.batch > len(self.data):
             raise InputError(f"batch {recipe.batch} is larger than the {len(self.data)} training images; lower it")
         self.groups = self._groups()
-        self.done: dict[int, dict[str, Tensor]] = {i: m.state_dict() for i, m in enumerate(problem.given)}
+        self.done: dict[int, dict[str, Tensor]] = {i: states(m) for i, m in enumerate(problem.given)}
         self.curve: dict[str, Any] = {}
         self.seconds, self.began = 0.0, time.monotonic()
         self.kept = kept
@@ -206,7 +206,7 @@ class Run:
         else:
             module = self.problem.fresh_member(index if seat is None else seat)
         module.load_state_dict(self.done[index])
-        return module
+        return module.float().requires_grad_(True)
 
     def _collect(self, lanes: list[Lane]) -> None:
         for lane in lanes:
@@ -233,7 +233,7 @@ class Run:
     def finish(self, members: list[nn.Module]) -> RandomizedEnsemble:
         """Probabilities, provenance, the folder."""
         problem, group = self.problem, self.machine.group
-        ensemble = RandomizedEnsemble([m.to(self.machine.device).eval().requires_grad_(False) for m in members])
+        ensemble = RandomizedEnsemble([m.to(self.machine.device).eval() for m in members])
         ensemble = ensemble.with_alpha(problem.alpha if problem.alpha is not None else self._alpha(ensemble))
         if self.folder.out is not None and group.main:
             self._save(ensemble, self.folder.out)
@@ -269,6 +269,10 @@ class Run:
             "torch": torch.__version__,
             "curve": self.curve,
         }
+
+
+def states(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
 
 
 def commit() -> str | None:

@@ -1,0 +1,210 @@
+"""Every method's loss against a literal transcription with loops over samples and members."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recarc import Ball
+from recarc.training import recipe_for
+from recarc.training.method import Method
+from recarc.training.methods import method_named
+from recarc.training.methods.mrboost import mixture_log_probabilities
+from recarc.training.team import Team, random_start
+
+CLASSES, BATCH = 4, 5
+
+
+class Tiny(nn.Module):
+    """Two smooth layers, so that second derivatives are there to be tested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3, padding=1)
+        self.fc = nn.Linear(3 * 9, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch.tanh(self.conv(x)).flatten(1))
+
+
+@pytest.fixture
+def team() -> Team:
+    torch.manual_seed(0)
+    members = [Tiny().double().float() for _ in range(3)]
+    recipe = replace(recipe_for("fast", "at", "digits", "cnn"), diversity=1.0)
+    alpha = torch.tensor([0.5, 0.3, 0.2])
+    return Team(members, members, [], recipe, Ball("linf", 0.1), alpha, host=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand((BATCH, 1, 3, 3), generator=generator)
+    return x, torch.randint(CLASSES, (BATCH,), generator=generator)
+
+
+def ce(logits: Tensor, label: int) -> float:
+    values = [float(v) for v in logits.detach()]
+    return math.log(sum(math.exp(v) for v in values)) - values[label]
+
+
+def sample_gradient(member: nn.Module, x: Tensor, label: Tensor) -> Tensor:
+    x = x[None].clone().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(member(x), label[None])
+    return torch.autograd.grad(loss, x)[0].flatten()
+
+
+def total(method: str, team: Team, x: Tensor, x_adv: Tensor, y: Tensor) -> float:
+    parts = method_named(method).loss(team, x, x_adv, y)
+    return float(torch.stack(list(parts.values())).sum())
+
+
+def test_plain_and_adversarial_losses_are_cross_entropy(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    one = replace(team, trained=team.trained[:1], victims=team.victims[:1])
+    expected = sum(ce(team.trained[0](x[b : b + 1])[0], int(y[b])) for b in range(BATCH)) / BATCH
+    for name in ("natural", "at", "bat", "iat", "free"):
+        assert total(name, one, x, x, y) == pytest.approx(expected, abs=1e-6)
+
+
+def test_label_smoothing_mixes_the_uniform_distribution_in(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    logits = team.trained[0](x)
+    smooth = replace(team, recipe=replace(team.recipe, label_smoothing=0.2))
+    expected = sum(
+        0.8 * ce(logits[b], int(y[b])) + 0.2 / CLASSES * sum(ce(logits[b], c) for c in range(CLASSES))
+        for b in range(BATCH)
+    )
+    assert float(smooth.loss(logits, y)) == pytest.approx(expected / BATCH, abs=1e-6)
+
+
+def test_adp(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    expected = 0.0
+    for b in range(BATCH):
+        logits = [member(x[b : b + 1])[0] for member in team.trained]
+        p = [torch.softmax(z, 0).double() for z in logits]
+        mean = sum(p) / 3
+        entropy = -sum(float(q) * math.log(float(q)) for q in mean)
+        rows = [torch.cat([q[: y[b]], q[y[b] + 1 :]]) for q in p]
+        rows = [r / r.norm() for r in rows]
+        gram = torch.tensor([[float(a @ c) for c in rows] for a in rows], dtype=torch.float64) + 1e-6 * torch.eye(3)
+        expected += (
+            sum(ce(z, int(y[b])) for z in logits) - 2.0 * entropy - 0.5 * math.log(float(torch.linalg.det(gram)))
+        )
+    assert total("adp", team, x, x, y) == pytest.approx(expected / BATCH, rel=2e-3)
+
+
+def test_gal(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    expected = 0.0
+    for b in range(BATCH):
+        expected += sum(ce(member(x[b : b + 1])[0], int(y[b])) for member in team.trained) / 3
+        g = [sample_gradient(member, x[b], y[b]) for member in team.trained]
+        terms = [math.exp(float(g[i] @ g[j] / g[i].norm() / g[j].norm())) for i, j in ((0, 1), (0, 2), (1, 2))]
+        expected += 0.5 * math.log(sum(terms))
+    assert total("gal", team, x, x, y) == pytest.approx(expected / BATCH, abs=1e-5)
+
+
+def test_trs(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    x_adv = (x + 0.03).clamp(0, 1)
+    ce_sum = cosines = norms = 0.0
+    for b in range(BATCH):
+        ce_sum += sum(ce(member(x[b : b + 1])[0], int(y[b])) for member in team.trained)
+        g = [sample_gradient(member, x[b], y[b]) for member in team.trained]
+        cosines += sum(abs(float(g[i] @ g[j] / g[i].norm() / g[j].norm())) for i, j in ((0, 1), (0, 2), (1, 2))) / 3
+        norms += sum(float(sample_gradient(member, x_adv[b], y[b]).norm()) for member in team.trained) / 3
+    expected = (ce_sum + 5 * (2 * cosines + 2 * norms)) / BATCH
+    assert total("trs", team, x, x_adv, y) == pytest.approx(expected, rel=1e-5)
+
+
+def test_trs_finds_points_with_larger_gradients(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    found = method_named("trs").attacked(team, x, y)
+    assert float(Ball("linf", 0.1).violation(x, found).max()) < 1e-6
+
+    def norms(points: Tensor) -> float:
+        return sum(float(sample_gradient(m, points[b], y[b]).norm()) for m in team.trained for b in range(BATCH))
+
+    assert norms(found) > norms(x)
+
+
+def test_dverge(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    x_adv = torch.stack([x, (x + 0.01).clamp(0, 1), (x - 0.02).clamp(0, 1)])
+    expected = 0.0
+    for i in range(3):
+        for j in range(3):
+            if j != i:
+                expected += sum(ce(team.trained[i](x_adv[j, b : b + 1])[0], int(y[b])) for b in range(BATCH)) / BATCH
+    assert total("dverge", team, x, x_adv, y) == pytest.approx(expected, rel=1e-5)
+
+
+def test_dverge_distils_the_other_images_features(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+    from recarc.training.methods.dverge import distance, distilled, features
+
+    x, _ = batch
+    member, others = team.trained[0], x.roll(1, 0)
+    found = distilled(member, 0, x, others)
+    assert float((found - x).abs().max()) <= 0.07 + 1e-6
+    h = [features(member, member.conv, z) for z in (x, found, others)]  # type: ignore[arg-type]
+    assert bool((distance(h[1], h[2]) < distance(h[0], h[2])).all())
+
+
+def test_margin_loss_and_mixture(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    one = replace(team, trained=team.trained[2:], victims=team.victims[2:], fixed=team.trained[:2])
+    expected = 0.0
+    for b in range(BATCH):
+        z = team.trained[2](x[b : b + 1])[0]
+        expected += ce(z, int(y[b])) + sum(ce(-z, c) for c in range(CLASSES) if c != int(y[b])) / (CLASSES - 1)
+        p = sum(a * torch.softmax(f(x[b : b + 1])[0], 0) for a, f in zip((0.5, 0.3, 0.2), team.trained))
+        found = mixture_log_probabilities(one, x[b : b + 1])[0]
+        assert torch.allclose(found, p.log(), atol=1e-5)  # type: ignore[union-attr]
+    for name in ("mrboost", "barre"):
+        assert total(name, one, x, x, y) == pytest.approx(expected / BATCH, rel=1e-5)
+
+
+def test_free_takes_a_step_of_eps_along_the_losss_gradient(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    method, ball = method_named("free"), Ball("linf", 0.1)
+    method.setup(team, x)
+    first = method.attacked(team, x, y)
+    assert torch.equal(first, x)
+    g = torch.stack([sample_gradient(team.trained[0], x[b], y[b]).reshape(1, 3, 3) for b in range(BATCH)])
+    method.after(team, x, first, g)
+    assert torch.allclose(team.memory["delta"], ball.project(0.1 * g.sign(), x))
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_attacks_in_training_stay_in_the_ball_and_raise_the_loss(
+    norm: str, team: Team, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    ball = Ball(norm, 0.3)
+    u = torch.rand((BATCH, 10), generator=torch.Generator().manual_seed(2))
+    attacked = replace(team, ball=ball, start=u)
+    start = x + random_start(ball, x, u)
+    assert float(ball.violation(x, start).max()) < 1e-6
+    found = method_named("at").attacked(attacked, x, y)
+    assert float(ball.violation(x, found).max()) < 1e-6
+    loss = torch.nn.functional.cross_entropy
+    assert float(loss(team.trained[0](found), y)) > float(loss(team.trained[0](x), y))
+
+
+def test_bat_attacks_the_fixed_mixture_alone(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    bat: Method = method_named("bat")
+    fixed = replace(team, trained=team.trained[2:], victims=team.victims[2:], fixed=team.trained[:2])
+    fixed = replace(fixed, alpha=torch.tensor(bat.mixture_alpha(2, 1)))
+    found = bat.attacked(fixed, x, y)
+    other: Callable[[Tensor], Tensor] = Tiny()
+    assert torch.equal(found, bat.attacked(replace(fixed, trained=[other], victims=[other]), x, y))  # type: ignore[list-item]
+    assert bat.alpha(2) == pytest.approx([0.9, 0.1])
+    assert bat.alpha(3) == pytest.approx([0.81, 0.09, 0.1])

@@ -1,0 +1,88 @@
+"""Every method, really run on digits, shows what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from small_training import small
+from torch import Tensor
+
+from recarc import RandomizedEnsemble
+
+Cross = Callable[[RandomizedEnsemble], Tensor]
+Transfer = Callable[[RandomizedEnsemble], float]
+TestSet = tuple[Tensor, Tensor]
+
+
+def clean(ensemble: RandomizedEnsemble, test_set: TestSet) -> Tensor:
+    return ensemble.correct(*test_set).double().mean(1)
+
+
+def test_adversarial_training_beats_plain_training_under_attack(
+    natural: RandomizedEnsemble, at: RandomizedEnsemble, cross: Cross, test_set: TestSet
+) -> None:
+    assert float(cross(at)[0, 0]) > float(cross(natural).diagonal().max()) + 0.15
+    assert float(clean(natural, test_set).min()) > 0.9
+    assert float(clean(at, test_set)[0]) > 0.9
+
+
+def test_bat_gives_a_second_member_strong_on_the_firsts_examples_and_helpless_alone(
+    at: RandomizedEnsemble, cross: Cross
+) -> None:
+    bat = small("bat", epochs=6, start=at)
+    found = cross(bat)
+    assert float(found[0, 1]) > float(found[0, 0]) + 0.1  # on the first's examples the second is the better one
+    assert float(found[1, 1]) < 0.2
+    assert bat.alpha.tolist() == pytest.approx([0.9, 0.1])
+    first = bat.members[0].state_dict()  # type: ignore[union-attr]
+    assert all(torch.equal(v, first[k]) for k, v in at.members[0].state_dict().items())  # type: ignore[union-attr]
+
+
+def test_iat_is_symmetric_and_its_members_are_at_by_seed(at: RandomizedEnsemble, cross: Cross) -> None:
+    iat = small("iat", epochs=6)
+    found = cross(iat)
+    assert abs(float(found[0, 0] - found[1, 1])) < 0.12
+    assert abs(float(found[0, 1] - found[1, 0])) < 0.12
+    assert float(found.diagonal().min()) > 0.45
+    first = iat.members[0].state_dict()  # type: ignore[union-attr]
+    assert all(torch.equal(v, first[k]) for k, v in at.members[0].state_dict().items())  # type: ignore[union-attr]
+    assert not torch.equal(first["net.fc.weight"], iat.members[1].state_dict()["net.fc.weight"])  # type: ignore[union-attr]
+
+
+def test_free_training_is_robust(natural: RandomizedEnsemble, cross: Cross, test_set: TestSet) -> None:
+    free = small("free", epochs=4)
+    assert float(cross(free)[0, 0]) > float(cross(natural).diagonal().max()) + 0.15
+    assert float(clean(free, test_set)[0]) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("adp", {"epochs": 10}),
+        ("gal", {"epochs": 4, "members": 2}),
+        ("dverge", {"epochs": 3, "changes": {"lr": 0.2}}),
+        ("trs", {"epochs": 4, "members": 2}),
+    ],
+)
+def test_diversity_methods_lower_the_transfer(
+    method: str, settings: dict[str, Any], natural: RandomizedEnsemble, transfer: Transfer, test_set: TestSet
+) -> None:
+    start = natural if method == "dverge" else None
+    ensemble = small(method, start=start, **settings)
+    assert transfer(ensemble) < transfer(natural) - 0.05
+    assert float(clean(ensemble, test_set).min()) > 0.75
+
+
+def test_boosted_members_are_robust_and_barre_chooses_alpha(cross: Cross, natural: RandomizedEnsemble) -> None:
+    settings: dict[str, Any] = {"epochs": 3, "members": 2, "changes": {"validation": 60}}
+    mrboost, barre = small("mrboost", **settings), small("barre", **settings)
+    found = cross(mrboost).diagonal()
+    assert float(found[1]) > float(cross(natural).diagonal().max()) + 0.15
+    assert float(found[1]) > float(found[0])  # it went on from the first
+    for one, other in zip(mrboost.members, barre.members):  # up to the third member the methods differ in alpha alone
+        assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters()))  # type: ignore[union-attr]
+    assert mrboost.alpha.tolist() == [0.5, 0.5]
+    assert float(barre.alpha[1]) > 0.5
