@@ -21,6 +21,7 @@ ORDER = [
     ["ensemble"],
     ["data", "models"],
     ["acceleration"],
+    ["acceleration"],
     ["attacks"],
     ["exact"],
     ["evaluation"],
