@@ -142,7 +142,7 @@ class Run:
             self.done, self.curve, self.seconds = self.kept["done"], self.kept["curve"], self.kept["seconds"]
         self._announce(first, step)
         for number in range(first, len(self.groups)):
-            lanes = [self._lane(stage) for stage in self.groups[number]]
+            lanes = [self.lane(stage) for stage in self.groups[number]]
             if self.kept is not None:
                 if self.kept["lanes"]:
                     load_lanes(lanes, self.kept["lanes"])
@@ -177,7 +177,7 @@ class Run:
 
         return Loop(lanes, self.validation, self.machine, self.folder, self.progress, self.board, snapshot, ahead=ahead)
 
-    def _lane(self, stage: Stage) -> Lane:
+    def lane(self, stage: Stage) -> Lane:
         problem = self.problem
         method = stage.method or problem.method
         starts = stage.start or (None,) * len(stage.members)

@@ -1,0 +1,262 @@
+"""Adversarial training with PGD-7: `recarc train`'s step against a plain eager float32 loop written the usual way.
+
+Claim: at least 5 x the plain loop for ResNet-20 and 3 x for ResNet-18 at batch 128 on one H200, at equal accuracy.
+Every row is the median of several blocks of steps with the spread (fastest-slowest); the plain loop runs before and
+after the others, so that a machine that slows down shows. Hardware and versions are printed with the figures.
+
+    python benchmarks/train.py --arch resnet20 --device cuda --data cifar10 --accuracy-epochs 3 --json speed-train.json
+    python benchmarks/train.py --tiny          # made-up images and a small net, for a look at the output on a CPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from common import hardware, made_up, median, record, seconds, spread
+from torch import Tensor, nn
+
+from recarc import PGD, Ball
+from recarc.data.imageset import ImageSet
+from recarc.data.loading import load
+from recarc.models.registry import build
+from recarc.training.capture import stepper
+from recarc.training.checkpoint import RunFolder
+from recarc.training.distributed import Group
+from recarc.training.machine import Switches, machine_for
+from recarc.training.problem import pose
+from recarc.training.progress import Board, Progress
+from recarc.training.run import Run, train
+
+OFF = Switches(False, False, False, False, False, False)
+VARIANTS: dict[str, tuple[Switches, dict[str, Any], int]] = {
+    # name: switches, recipe changes, members trained at the same time
+    "recarc, everything off": (OFF, {"attack_mode": "train"}, 1),
+    "bf16, channels_last": (replace(OFF, bf16=True, channels_last=True), {"attack_mode": "train"}, 1),
+    "+ CUDA graph": (Switches(fold=False), {"attack_mode": "train"}, 1),
+    "+ attack in evaluation mode": (Switches(fold=False), {"attack_mode": "eval"}, 1),
+    "+ batch norm folded (default)": (Switches(), {"attack_mode": "eval"}, 1),
+    "default + compile": (Switches(compile=True), {"attack_mode": "eval"}, 1),
+    "default, 2 members side by side": (Switches(), {"attack_mode": "eval"}, 2),
+    "default, 4 members side by side": (Switches(), {"attack_mode": "eval"}, 4),
+}
+
+
+class PlainLoop:
+    """What everybody writes: eager, float32, torch.optim, the model in training mode while it is attacked."""
+
+    def __init__(self, args: argparse.Namespace, data: ImageSet, device: torch.device, steps: int) -> None:
+        torch.manual_seed(0)
+        self.model = build(args.arch, 10, mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.2435, 0.2616)).to(device).train()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4)
+        peak = max(1, steps // 4)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda s: min((s + 1) / peak, (steps - s) / max(1, steps - peak))
+        )
+        self.pixels, self.labels = data.uint8().to(device), torch.from_numpy(data.labels).to(device)
+        self.eps, self.batch = args.eps, args.batch
+
+    def step(self) -> None:
+        rows = torch.randint(len(self.labels), (self.batch,), device=self.labels.device)
+        x, y = self.pixels[rows].float() / 255, self.labels[rows]
+        x = crop_and_flip(x)
+        delta = torch.empty_like(x).uniform_(-self.eps, self.eps)
+        for _ in range(7):
+            delta.requires_grad_()
+            loss = F.cross_entropy(self.model((x + delta).clamp(0, 1)), y)
+            (g,) = torch.autograd.grad(loss, delta)
+            delta = (delta.detach() + self.eps / 4 * g.sign()).clamp(-self.eps, self.eps)
+        self.optimizer.zero_grad()
+        F.cross_entropy(self.model((x + delta).clamp(0, 1)), y).backward()
+        self.optimizer.step()
+        self.schedule.step()
+
+
+def crop_and_flip(x: Tensor) -> Tensor:
+    size, padded = x.shape[-1], F.pad(x, (4, 4, 4, 4))
+    i, j = (int(v) for v in torch.randint(9, (2,)))
+    x = padded[:, :, i : i + size, j : j + size]
+    return torch.where(torch.rand(len(x), 1, 1, 1, device=x.device) < 0.5, x.flip(3), x)
+
+
+def fast_step(args: argparse.Namespace, data: ImageSet, device: torch.device, name: str) -> tuple[Any, int, list[str]]:
+    """The loop's own step, its batch loading included; how many members it trains; what was switched off."""
+    wishes, changes, members = VARIANTS[name]
+    problem = pose(
+        "iat",
+        data,
+        args.arch,
+        norm="linf",
+        eps=args.eps,
+        recipe="fast",
+        changes={**changes, "batch": args.batch, "epochs": 1000, "validation": 0},
+        members=members,
+        seed=0,
+        start=None,
+        alpha=None,
+        arch_options={},
+        confirm=True,
+    )
+    machine = machine_for(device, Group(), wishes)
+    run = Run(problem, machine, wishes, RunFolder(None, {}, 1e9, False), Progress(None), Board(None))
+    lanes = [run.lane(stage) for stage in run.groups[0]]
+    steps_an_epoch = len(run.data) // args.batch
+    steps = 1000 * steps_an_epoch
+    for lane in lanes:
+        lane.load(0, steps, steps_an_epoch)
+    torch.backends.cudnn.benchmark = device.type == "cuda"
+    advance = stepper(lanes, machine)
+    position = iter(range(steps))
+
+    def step() -> None:
+        at = next(position)
+        for lane in lanes:
+            lane.load(at, steps, steps_an_epoch)
+        advance()
+
+    return step, len(lanes), machine.notes
+
+
+def timed(step: Callable[[], None], device: torch.device, blocks: int, size: int) -> list[float]:
+    """Milliseconds a step, one figure a block."""
+    for _ in range(min(size, 5)):
+        step()
+
+    def block() -> None:
+        for _ in range(size):
+            step()
+
+    return [1000 * seconds(block, device)[0] / size for _ in range(blocks)]
+
+
+def accuracy(model: nn.Module, test: ImageSet, args: argparse.Namespace, device: torch.device) -> tuple[float, float]:
+    """Clean and PGD-20 accuracy in percent, float32, evaluation mode."""
+    model.eval()
+    clean = robust = 0
+    for start in range(0, len(test), 1000):
+        x, y = (t.to(device) for t in test.batch(slice(start, start + 1000)))
+        attacked = PGD(steps=20)(model, x, y, Ball("linf", args.eps))
+        with torch.no_grad():
+            clean += int((model(x).argmax(1) == y).sum())
+            robust += int((model(attacked).argmax(1) == y).sum())
+    return 100 * clean / len(test), 100 * robust / len(test)
+
+
+def short_run(args: argparse.Namespace, data: ImageSet, test: ImageSet, device: torch.device) -> dict[str, Any]:
+    """Both loops for the same few epochs with the same schedule, judged on the test set."""
+    epochs, figures = args.accuracy_epochs, {}
+    steps = int(epochs * (len(data) // args.batch))
+    plain = PlainLoop(args, data, device, steps)
+
+    def whole() -> None:
+        for _ in range(steps):
+            plain.step()
+
+    took, _ = seconds(whole, device)
+    figures["plain loop"] = (*accuracy(plain.model, test, args, device), took)
+    changes = {"epochs": epochs, "batch": args.batch, "lr": args.lr, "validation": 0, "weight_decay": 1e-4, "ema": 0.0}
+    for name, mode in (("recarc, attack in training mode", "train"), ("recarc, default", "eval")):
+        began = time.perf_counter()
+        ensemble = train(
+            "at",
+            data,
+            args.arch,
+            norm="linf",
+            eps=args.eps,
+            device=device,
+            confirm=True,
+            changes={**changes, "attack_mode": mode, "label_smoothing": 0.0},
+            say=None,
+        )
+        took = time.perf_counter() - began
+        figures[name] = (*accuracy(ensemble.members[0], test, args, device), took)  # type: ignore[arg-type]
+    return figures
+
+
+def data_sets(args: argparse.Namespace) -> tuple[ImageSet, ImageSet]:
+    if args.data is not None:
+        return load(args.data, "train", data_dir=args.data_dir), load(args.data, "test", data_dir=args.data_dir)
+    sets = []
+    for split, count, seed in (("train", args.images, 0), ("test", min(args.images, 1000), 1)):
+        x, y = made_up(count, seed=seed)
+        pixels = (x * 255).round().to(torch.uint8).numpy()
+        names = tuple(str(i) for i in range(10))
+        sets.append(ImageSet("cifar10", split, pixels, y.numpy().astype(np.int64), names, "made up"))
+    return sets[0], sets[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--arch", default="resnet20")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--data", help="cifar10; without it, made-up images")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--images", type=int, default=50_000, help="how many made-up images")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--eps", type=float, default=8 / 255)
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--blocks", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=30, help="steps a block")
+    parser.add_argument("--variants", help="comma-separated parts of the rows' names; all by default")
+    parser.add_argument("--accuracy-epochs", type=float, default=0.0, help="0: timing alone")
+    parser.add_argument("--json", type=Path, help="append the figures to this file")
+    parser.add_argument("--tiny", action="store_true", help="a small net and few images, for a CPU")
+    args = parser.parse_args()
+    if args.tiny:
+        args.arch, args.images, args.batch, args.blocks, args.steps = "cnn", 600, 32, 3, 2
+        args.accuracy_epochs = args.accuracy_epochs or 1.0
+    device = torch.device(args.device)
+    data, test = data_sets(args)
+    epoch = len(data) // args.batch
+    print(f"{args.arch}, batch {args.batch}, PGD-7, {data.name} ({data.fingerprint[:12]}), {hardware(device)}")
+    plain = PlainLoop(args, data, device, 10**6)
+    before = timed(plain.step, device, args.blocks, args.steps)
+    rows = {}
+    for name in VARIANTS:
+        if args.variants and not any(part in name for part in args.variants.split(",")):
+            continue
+        step, members, notes = fast_step(args, data, device, name)
+        rows[name] = timed(step, device, args.blocks, args.steps), members, notes
+        del step
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    after = timed(plain.step, device, args.blocks, args.steps)
+    base, range_ = median(before + after), spread(before + after)
+    print(f"{'plain eager float32 loop':36} {base:8.2f} ms a step ({range_}), {base * epoch / 1000:.2f} s an epoch")
+    figures: dict[str, Any] = {
+        "arch": args.arch,
+        "batch": args.batch,
+        "plain_ms": base,
+        "plain_spread": range_,
+    }
+    for name, (times, members, notes) in rows.items():
+        each = median(times) / members
+        print(
+            f"{name:36} {each:8.2f} ms a step and member ({spread([t / members for t in times])}), "
+            f"{each * epoch / 1000:.2f} s an epoch, ratio {base / each:.2f}"
+            + "".join(f"\n    {note}" for note in notes)
+        )
+        figures[name] = {
+            "ms": each,
+            "spread": spread([t / members for t in times]),
+            "ratio": base / each,
+            "notes": notes,
+        }
+    if args.accuracy_epochs:
+        figures["accuracy"] = short_run(args, data, test, device)
+        for name, (clean, robust, took) in figures["accuracy"].items():
+            after_ = f"after {args.accuracy_epochs:g} epochs in {took:.1f} s"
+            print(f"{name:36} clean {clean:.2f}, PGD-20 {robust:.2f} {after_}")
+    if args.json:
+        record(f"PGD-7 training step, {args.arch}", figures, device, args.json)
+
+
+if __name__ == "__main__":
+    main()
