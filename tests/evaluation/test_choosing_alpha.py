@@ -1,0 +1,83 @@
+"""Choosing alpha, against exact optima of linear ensembles and small programs solved by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from recarc import Ball, InputError, RandomizedEnsemble
+from recarc.evaluation import alpha as choosing
+from recarc.exact import optimum
+from tiny import binary
+
+
+def silent(method: str, alpha: list[float], accuracy: float) -> None:
+    pass
+
+
+def linear_pair(seed: int, count: int = 30) -> tuple[RandomizedEnsemble, choosing.Samples]:
+    g = torch.Generator().manual_seed(seed)
+    w = torch.randn(2, 6, generator=g, dtype=torch.float64)
+    ensemble = RandomizedEnsemble([binary(w[0], 0.4), binary(w[1], 0.6)])
+    x = 0.4 * torch.randn(count, 6, generator=g, dtype=torch.float64)
+    y = torch.ones(count, dtype=torch.long)
+    return ensemble, choosing.Samples(x, y, Ball("linf", 0.15, box=None), batch_size=32)
+
+
+def exact(ensemble: RandomizedEnsemble, samples: choosing.Samples, alpha: list[float]) -> float:
+    return float(optimum(ensemble.with_alpha(alpha), samples.x, samples.y, samples.ball).accuracy.mean())
+
+
+def test_two_member_formula_is_the_exact_error_at_every_alpha() -> None:
+    ensemble, samples = linear_pair(0)
+    found = choosing.two_members(ensemble, samples)
+    for a in (0.0, 0.2, 0.5, 0.8, 1.0):
+        assert 1 - found.error(a) == pytest.approx(exact(ensemble, samples, [a, 1 - a]), abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_osp_and_cutting_planes_find_the_best_alpha(seed: int) -> None:
+    ensemble, samples = linear_pair(seed)
+    best = max(exact(ensemble, samples, a) for a in choosing.simplex_grid(2, 21))
+    lp = choosing.cutting_planes(ensemble, samples, watch=silent)
+    assert exact(ensemble, samples, lp.alpha) >= best - 1e-6
+    osp = choosing.osp(ensemble, samples, rounds=6, watch=silent)
+    assert exact(ensemble, samples, osp.alpha) >= max(best - 0.06, exact(ensemble, samples, [0.5, 0.5]))
+    grid = choosing.grid_search(ensemble, samples, watch=silent)
+    assert grid.believed >= exact(ensemble, samples, grid.alpha) - 1e-9
+    assert len(grid.history) == 11
+
+
+def test_program_over_patterns_by_hand() -> None:
+    """Half of the samples lose member 1, half lose member 2, never both: the even draw halves the error."""
+    fooled = np.array([[True, True, False, False], [False, False, True, True]])
+    alpha, value = choosing.best_for_patterns([fooled])
+    assert value == pytest.approx(0.5)
+    either = np.array([[True] * 4, [False] * 4]), np.array([[False] * 4, [True] * 4])
+    alpha, value = choosing.best_for_patterns(list(either))
+    assert alpha == pytest.approx([0.5, 0.5]) and value == pytest.approx(0.5)
+
+
+def test_sentences() -> None:
+    assert "Randomising does not help" in choosing.TwoMembers(0.5, 1.0, 0.2).sentence
+    assert "Use the first member alone: it keeps 50.00 %" in choosing.TwoMembers(0.5, 1.0, 0.2).sentence
+    helps = choosing.TwoMembers(0.5, 0.6, 0.4)
+    assert helps.helps and "it keeps 65.00 %" in helps.sentence
+
+
+def test_simplex() -> None:
+    assert choosing.simplex_grid(2, 3) == [[0.0, 1.0], [0.5, 0.5], [1.0, 0.0]]
+    grid = choosing.simplex_grid(3, 5)
+    assert len(grid) == 15 and all(sum(a) == pytest.approx(1) for a in grid)
+    assert choosing.project_onto_simplex([0.2, 0.8]).tolist() == pytest.approx([0.2, 0.8])
+    assert choosing.project_onto_simplex([2.0, 0.0, -1.0]).tolist() == pytest.approx([1.0, 0.0, 0.0])
+    assert choosing.project_onto_simplex([0.5, 0.5, 0.5]).tolist() == pytest.approx([1 / 3] * 3)
+    with pytest.raises(InputError, match="at least 2 points"):
+        choosing.simplex_grid(2, 1)
+
+
+def test_three_members_are_not_two() -> None:
+    _, samples = linear_pair(0)
+    with pytest.raises(InputError, match="ensemble of 2, this one has 3"):
+        choosing.two_members(RandomizedEnsemble([binary([1.0] * 6, 0.0)] * 3), samples)

@@ -1,0 +1,69 @@
+"""The verdict on a tight run: figure, floor, gap, and the sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from recarc import ARC, Ball, InputError, RandomizedEnsemble, Tight, Verdict, evaluate
+from recarc.evaluation.records import Records
+from recarc.evaluation.result import Evaluation
+from tiny import labels_of, mlp_ensemble, points
+
+
+def made(alone: list[list[bool]], right: list[list[bool]], alpha: list[float]) -> Evaluation:
+    """An evaluation with these bits; every label is 0, a wrong answer is 1."""
+    adversarial = np.where(np.array(right), 0, 1)[None].astype(np.int16)
+    count = adversarial.shape[2]
+    clean = np.zeros(adversarial.shape[1:], np.int16)
+    stages = {"clean": clean, "adaptive_pgd": clean, "arc": clean, "climb": adversarial[0]}
+    records = Records(
+        index=np.arange(count),
+        labels=np.zeros(count, np.int16),
+        clean=clean,
+        adversarial=adversarial,
+        norms=np.zeros((1, count), np.float32),
+        weights=np.ones(1),
+        stages=stages,
+        alone=np.array(alone),
+        decided_by=np.full(count, 3, np.int16),
+    )
+    return Evaluation(records, np.array(alpha), {"attack": {"class": "Tight", "preset": "quick"}})
+
+
+def test_conclusive_when_figure_and_floor_meet() -> None:
+    bits = [[True] * 100, [False] * 100]
+    found = Verdict.of(made(bits, bits, [0.9, 0.1]))
+    assert found.conclusive and found.gap == pytest.approx(0) and found.floor == pytest.approx(0.9)
+    assert found.sentence.startswith("Conclusive: the robust accuracy is 90.00 %")
+    assert "AdaptivePGD alone would have said 100.00 %" in found.sentence
+    assert found.best_member == 1.0 and found.decided_by == {"climb": 100}
+
+
+def test_not_conclusive_says_how_far_and_what_to_try() -> None:
+    alone = [[False] * 100, [False] * 100]
+    right = [[True] * 10 + [False] * 90, [False] * 100]
+    found = Verdict.of(made(alone, right, [0.5, 0.5]))
+    assert not found.conclusive and found.gap == pytest.approx(0.05) and found.above_floor == 10
+    assert "10 samples are above their floor" in found.sentence and "--preset standard" in found.sentence
+    assert found.to_json()["conclusive"] is False
+
+
+def test_half_a_point_is_conclusive() -> None:
+    alone = [[False] * 200]
+    assert Verdict.of(made(alone, [[True] + [False] * 199], [1.0])).conclusive
+    assert not Verdict.of(made(alone, [[True] * 2 + [False] * 198], [1.0])).conclusive
+
+
+def test_of_a_real_run_and_of_one_without_floor() -> None:
+    ensemble = mlp_ensemble(2, [0.7, 0.3], dtype=torch.float32)
+    x = points(40, 6, dtype=torch.float32)
+    y = labels_of(ensemble, x)
+    ball = Ball("linf", 0.05)
+    found = Verdict.of(evaluate(ensemble, Tight("quick"), (x, y), ball, progress=False))
+    assert found.floor <= found.robust.value <= found.stages["arc"].value
+    assert sum(found.decided_by.values()) == 40
+    plain = evaluate(RandomizedEnsemble(ensemble.members), ARC(steps=1), (x, y), ball, progress=False)
+    with pytest.raises(InputError, match="no floor; evaluate with --attack tight"):
+        Verdict.of(plain)
