@@ -1,0 +1,139 @@
+"""Killed or interrupted, the same command goes on and ends where an undisturbed run ends; nothing is overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_training import small
+
+from recarc import InputError
+from recarc.models.store import load_ensemble
+from recarc.training import Interrupted
+from recarc.training.checkpoint import STATE
+
+HERE = Path(__file__).parent
+SETTINGS: dict[str, Any] = {
+    "epochs": 1.5,
+    "arch_options": {"width": 4, "batch_norm": True},
+    "changes": {"validate_every": 1},
+    "checkpoint_minutes": 0.0,  # after every step
+}
+
+
+def start_process(out: Path, method: str) -> subprocess.Popen[bytes]:
+    code = (
+        f"import sys, torch; sys.path.insert(0, {str(HERE)!r}); torch.set_num_threads(1)\n"
+        f"from small_training import small\nsmall({method!r}, out={str(out)!r}, **{SETTINGS!r})\n"
+    )
+    return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def wait_for_steps(part: Path, group: int, steps: int, process: subprocess.Popen[bytes]) -> None:
+    """Until the checkpoint on the disk is that far."""
+    for _ in range(3000):
+        if (part / STATE).exists():
+            state = torch.load(part / STATE, weights_only=True)
+            if (state["group"], state["step"]) >= (group, steps):
+                return
+        assert process.poll() is None, "ended before it could be killed"
+        time.sleep(0.02)
+    raise AssertionError("no checkpoint in time")
+
+
+def test_kill_9_and_the_same_command_ends_with_the_same_weights(tmp_path: Path) -> None:
+    out, part = tmp_path / "bat", tmp_path / "bat.part"
+    process = start_process(out, "bat")
+    wait_for_steps(part, 1, 5, process)  # in the second of two stages
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not out.exists()
+    lines: list[str] = []
+    small("bat", out=out, say=lines.append, **SETTINGS)
+    assert any("going on from stage 2" in line for line in lines)
+    assert not part.exists()
+    undisturbed = tmp_path / "undisturbed"
+    small("bat", out=undisturbed, **SETTINGS)
+    for i in range(2):
+        name = f"member_{i}.safetensors"
+        assert (out / name).read_bytes() == (undisturbed / name).read_bytes()
+    made = [json.loads((folder / "ensemble.json").read_text())["made_by"] for folder in (out, undisturbed)]
+    assert made[0]["curve"] == made[1]["curve"]
+    assert made[0]["recipe"]["epochs"] == 1.5 and made[0]["seed"] == 0 and len(made[0]["fingerprint"]) == 64
+    assert load_ensemble(out).alpha.tolist() == pytest.approx([0.9, 0.1])
+
+
+@pytest.mark.parametrize("method", ["free", "iat"])
+def test_stopped_at_any_step_a_run_goes_on_exactly(tmp_path: Path, method: str, monkeypatch: Any) -> None:
+    from recarc.training.loop import Loop
+
+    settings = {**SETTINGS, "epochs": 1}
+    undisturbed = small(method, **settings)
+    ends, between = iter((7, 9, 30)), Loop._between
+    stop_at = [next(ends)]
+
+    def interrupted(self: Loop, step: int, stopped: bool) -> bool:
+        done = [stop_at[0] == 0]
+        stop_at[0] -= 1
+        return between(self, step, stopped or done[0])
+
+    monkeypatch.setattr(Loop, "_between", interrupted)
+    out = tmp_path / method
+    for _ in range(2):
+        with pytest.raises(Interrupted, match="the same command goes on"):
+            small(method, out=out, **settings)
+        stop_at[0] = next(ends)
+    stop_at[0] = -1
+    again = small(method, out=out, **settings)
+    for one, other in zip(undisturbed.members, again.members):
+        for a, b in zip(one.parameters(), other.parameters()):  # type: ignore[union-attr]
+            assert torch.equal(a, b)
+
+
+def test_a_finished_folder_is_not_overwritten(tmp_path: Path) -> None:
+    out = tmp_path / "done"
+    out.mkdir()
+    (out / "precious").write_text("x")
+    with pytest.raises(InputError, match="already exists and is not empty"):
+        small("at", out=out)
+    assert (out / "precious").read_text() == "x"
+
+
+def test_an_unfinished_run_of_another_command_is_not_touched(tmp_path: Path, monkeypatch: Any) -> None:
+    from recarc.training.loop import Loop
+
+    out, between = tmp_path / "run", Loop._between
+    monkeypatch.setattr(Loop, "_between", lambda self, step, _: between(self, step, True))
+    with pytest.raises(Interrupted):
+        small("natural", out=out, epochs=1)
+    before = (tmp_path / "run.part" / STATE).read_bytes()
+    with pytest.raises(InputError, match="another unfinished run .*seed 0, not 1"):
+        small("natural", out=out, epochs=1, seed=1)
+    with pytest.raises(InputError, match="recipe lr 0.1, not 0.05"):
+        small("natural", out=out, epochs=1, changes={"lr": 0.05})
+    assert (tmp_path / "run.part" / STATE).read_bytes() == before
+    (tmp_path / "run.part" / STATE).write_bytes(before[: len(before) // 2])
+    with pytest.raises(InputError, match=r"cannot be read .*delete"):
+        small("natural", out=out, epochs=1)
+
+
+def test_ctrl_c_ends_after_a_step_with_a_checkpoint(tmp_path: Path) -> None:
+    out = tmp_path / "natural"
+    settings = {**SETTINGS, "epochs": 40, "checkpoint_minutes": 60.0}
+
+    def say(line: str) -> None:
+        if "epoch 2/" in line:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="step 41"):
+        small("natural", out=out, say=say, **settings)
+    assert torch.load(tmp_path / "natural.part" / STATE, weights_only=True)["step"] == 41
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,181 @@
+"""The loop's parts against torch's own or a literal version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_training import small
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+
+from recarc.data.loading import load
+from recarc.models.registry import build
+from recarc.training import Switches, recipe_for
+from recarc.training.batches import Augmentation, epoch_order, split
+from recarc.training.copies import Copies, foldable, frozen_copy
+from recarc.training.optimizer import SGD, Adam, Average
+from recarc.training.recipes import Recipe
+from recarc.training.schedule import average_decay, learning_rate
+
+CPU = torch.device("cpu")
+
+
+def gradients(shapes: list[tuple[int, ...]], seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_optimizers_do_what_torchs_do(kind: str) -> None:
+    shapes: list[tuple[int, ...]] = [(3, 2), (4,), (2, 2, 2)]
+    ours = gradients(shapes, 0)
+    theirs = [nn.Parameter(w.clone()) for w in ours]
+    reference: torch.optim.Optimizer
+    if kind == "sgd":
+        mine: SGD | Adam = SGD(ours, 0.9, 5e-4)
+        reference = torch.optim.SGD(theirs, lr=0.1, momentum=0.9, weight_decay=5e-4)
+    else:
+        mine, reference = Adam(ours, 1e-3), torch.optim.Adam(theirs, lr=0.1, weight_decay=1e-3)
+    for step in range(5):
+        lr, g = 0.1 / (step + 1), gradients(shapes, step + 1)
+        mine.update(g, torch.tensor(lr))
+        for group in reference.param_groups:
+            group["lr"] = lr
+        for w, value in zip(theirs, g):
+            w.grad = value.clone()
+        reference.step()
+    for a, b in zip(ours, theirs):
+        assert torch.allclose(a, b.detach(), atol=1e-5)
+
+
+def test_the_average_holds_weights_and_running_statistics() -> None:
+    model = build("cnn", 10, 1, 8, batch_norm=True, width=4)
+    average = Average([model])
+    names = [k for k, v in model.state_dict().items() if v.is_floating_point()]
+    assert any("running_var" in name for name in names)
+    expected = {k: model.state_dict()[k].clone() for k in names}
+    for _ in range(3):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p))
+        model(torch.rand(4, 1, 8, 8))
+        average.update(torch.tensor(0.8))
+        expected = {k: 0.8 * v + 0.2 * model.state_dict()[k] for k, v in expected.items()}
+    for name, value in zip(names, average.mean):
+        assert torch.allclose(value, expected[name], atol=1e-6)
+
+
+def test_schedules() -> None:
+    paper = recipe_for("paper", "at", "cifar10", "resnet20")
+    rates = [learning_rate(paper, epoch * 10, 2000) for epoch in (0, 99, 100, 149, 150, 199)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    cycle = Recipe(1, schedule="one-cycle", lr=0.4, warmup=0.25)
+    all_rates = [learning_rate(cycle, s, 400) for s in range(400)]
+    assert max(all_rates) == pytest.approx(0.4, rel=0.01) and all_rates.index(max(all_rates)) in (99, 100)
+    assert 0 < all_rates[0] < 0.01 and 0 < all_rates[-1] < 0.01
+    assert learning_rate(Recipe(1, schedule="constant"), 7, 9) == 0.1
+    assert average_decay(Recipe(1, ema=0.999), 0) == pytest.approx(0.1)
+    assert average_decay(Recipe(1, ema=0.999), 10**6) == 0.999
+
+
+def test_the_papers_recipes() -> None:
+    for data in ("svhn", "cifar10", "cifar100"):
+        for arch in ("resnet20", "mobilenetv1"):
+            recipe = recipe_for("paper", "at", data, arch)
+            figures = (recipe.epochs, recipe.batch, recipe.lr, recipe.momentum, recipe.weight_decay, recipe.schedule)
+            assert figures == (200, 128, 0.1, 0.9, 2e-4, "step")
+            assert (recipe.attack_steps, recipe.attack_step, recipe.drops) == (7, 0.25, (0.5, 0.75))
+    for arch in ("vgg16", "resnet18", "wrn28_4"):
+        assert recipe_for("paper", "bat", "cifar10", arch).weight_decay == 5e-4
+        assert recipe_for("paper", "bat", "cifar100", arch).weight_decay == 2e-4
+    free = recipe_for("paper", "free", "imagenet", "resnet18")
+    assert (free.epochs * free.replays, free.replays, free.batch, free.weight_decay) == (90, 4, 256, 1e-4)
+    assert recipe_for("paper", "trs", "cifar10", "resnet20").optimizer == "adam"
+
+
+def test_crops_and_flips_are_what_they_say() -> None:
+    pixels = torch.arange(2 * 3 * 32 * 32).reshape(2, 3, 32, 32) % 251
+    pixels = pixels.to(torch.uint8)
+    padded = torch.nn.functional.pad(pixels, (4, 4, 4, 4))
+    u = torch.tensor([[0.0, 0.999, 0.7], [0.5, 0.3, 0.1]])
+    out = Augmentation(crop=True, flip=True)(pixels, u)
+    assert torch.equal(out[0], padded[0, :, 0:32, 8:40])
+    assert torch.equal(out[1], padded[1, :, 4:36, 2:34].flip(2))
+    assert torch.equal(Augmentation(False, True)(pixels, u)[1], pixels[1].flip(2))
+    assert Augmentation.of("digits") == Augmentation(False, False)
+    assert Augmentation.of("svhn") == Augmentation(True, False)
+    assert Augmentation.of("cifar10") == Augmentation(True, True)
+
+
+def test_the_validation_split_is_cut_from_the_training_set() -> None:
+    data = load("digits", "train")
+    kept, held = split(data, 100, 3, CPU)
+    again, _ = split(data, 100, 3, CPU)
+    assert held is not None and len(kept) == len(data) - 100 and len(held) == 100
+    assert np.array_equal(np.sort(np.concatenate([kept._rows, held._rows])), np.arange(len(data)))
+    assert np.array_equal(kept._rows, again._rows)
+    x, y = held.images(torch.arange(5))
+    expected, labels = data.batch(held._rows[:5])
+    assert torch.equal(x, expected) and torch.equal(y, labels)
+    assert torch.equal(epoch_order(9, 1, 2), epoch_order(9, 1, 2))
+    assert not torch.equal(epoch_order(99, 1, 2), epoch_order(99, 1, 3))
+
+
+@pytest.mark.parametrize("arch", ["resnet20", "preact_resnet18"])
+def test_the_folded_copy_follows_the_training_weights(arch: str) -> None:
+    torch.manual_seed(0)
+    master = build(arch, 10, mean=(0.5,) * 3, std=(0.2,) * 3).train()
+    assert foldable(master) is None
+    copies = Copies(master, half=False, attack_mode="eval", fold=True)
+    x = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        for p in master.parameters():
+            p.add_(0.1 * p.abs().mean() * torch.randn_like(p))
+        master(x)
+        copies.refresh()
+        expected = master.eval()(x)
+        assert torch.allclose(copies.attack(x), expected, atol=1e-4)
+        assert torch.allclose(frozen_copy(master, half=False, fold=True)(x), expected, atol=1e-4)
+
+
+def test_half_precision_copies_share_what_is_not_copied() -> None:
+    master = build("cnn", 10, 1, 8, batch_norm=True, width=4).train()
+    copies = Copies(master, half=True, attack_mode="train", fold=False)
+    for (name, wide), narrow in zip(master.named_parameters(), copies.weights()):
+        assert narrow.dtype == (torch.bfloat16 if wide.dim() >= 2 else torch.float32), name
+        assert (narrow is wide) == (wide.dim() < 2)
+    with torch.no_grad():
+        master.net.fc.weight.fill_(0.5)  # type: ignore[union-attr,operator]
+    copies.refresh()
+    assert bool((copies.train.net.fc.weight == 0.5).all())  # type: ignore[union-attr]
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        copies.train(torch.rand(4, 1, 8, 8))
+    assert int(master.net.bn1.num_batches_tracked) == 1  # type: ignore[union-attr,arg-type]
+
+
+def test_switches_change_speed_and_not_the_result() -> None:
+    settings: dict[str, Any] = {"epochs": 1, "arch_options": {"width": 4, "batch_norm": True}, "members": 2}
+    plain = small("iat", **settings)
+    beside = small("iat", switches=Switches(side_by_side=True, channels_last=True), **settings)
+    fast = small("iat", switches=Switches(bf16=True, fold=True, cuda_graph=True, side_by_side=True), **settings)
+    for one, two, three in zip(plain.members, beside.members, fast.members):
+        a, b, c = (parameters_to_vector(m.parameters()).detach() for m in (one, two, three))  # type: ignore[union-attr]
+        assert torch.allclose(a, b, atol=1e-4)
+        assert float((a - c).norm() / a.norm()) < 0.1
+
+
+def test_the_fast_path_on_a_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    settings: dict[str, Any] = {"epochs": 2, "arch_options": {"width": 8, "batch_norm": True}, "device": "cuda"}
+    lines: list[str] = []
+    fast = small("iat", members=2, say=lines.append, **settings)
+    off = Switches(False, False, False, False, False, False)
+    plain = small("iat", members=2, switches=off, **settings)
+    assert not any("is off" in line for line in lines), lines
+    x, y = (t.cuda() for t in load("digits", "test").tensors())
+    difference = fast.correct(x, y).double().mean(1) - plain.correct(x, y).double().mean(1)
+    assert float(difference.abs().max()) < 0.06
