@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recarc.data.imageset import ImageSet
-from recarc.errors import InputError
 
 PADDING = 4
 CROPPED = ("cifar10", "cifar100", "svhn", "fashion_mnist", "mnist", "imagenet")
@@ -80,8 +79,6 @@ class Pixels:
 
 def split(data: ImageSet, validation: int, seed: int, device: torch.device) -> tuple[Pixels, Pixels | None]:
     """Cuts `validation` images, the same ones for every member of a run, from the training set."""
-    if validation >= len(data):
-        raise InputError(f"validation is {validation}, but {data.name} {data.split} has only {len(data)} images")
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).numpy()
     held_out, kept = np.sort(order[:validation]), np.sort(order[validation:])
     return Pixels(data, kept, device), Pixels(data, held_out, device) if validation else None

@@ -107,12 +107,21 @@ def pose(
     if ball is not None:
         check_scale(ball, images.shape, confirm)
     knobs = recipe_for(recipe, chosen.name, images.name, arch, str(ball.norm) if ball else "linf")
+    knobs = knobs.changed(dict(changes))
+    check_sizes(knobs, images)
     weights = None if alpha is None else validated_alpha(alpha, count)
-    problem = Problem(
-        chosen, images, arch, ball, knobs.changed(dict(changes)), recipe, count, seed, given, weights, arch_options
-    )
+    problem = Problem(chosen, images, arch, ball, knobs, recipe, count, seed, given, weights, arch_options)
     problem.fresh_member(0)
     return problem
+
+
+def check_sizes(recipe: Recipe, data: ImageSet) -> None:
+    """The validation split and one batch must fit into the training set."""
+    rest = len(data) - recipe.validation
+    if rest < 1:
+        raise InputError(f"validation is {recipe.validation}, but {data.name} {data.split} has {len(data)} images")
+    if recipe.batch > rest:
+        raise InputError(f"batch {recipe.batch} is larger than the {rest} training images; lower it")
 
 
 def check_scale(ball: Ball, shape: Sequence[int], confirm: bool) -> None:

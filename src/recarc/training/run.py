@@ -105,16 +105,12 @@ class Run:
     ) -> None:
         self.problem, self.machine, self.wishes = problem, machine, wishes
         self.folder, self.progress, self.board = folder, progress, board
-        kept = folder.open()
-        recipe = problem.recipe
-        self.data, self.validation = split(problem.data, recipe.validation, problem.seed, machine.device)
-        if recipe.batch > len(self.data):
-            raise InputError(f"batch {recipe.batch} is larger than the {len(self.data)} training images; lower it")
         self.groups = self._groups()
+        self.kept = folder.open()
+        self.data, self.validation = split(problem.data, problem.recipe.validation, problem.seed, machine.device)
         self.done: dict[int, dict[str, Tensor]] = {i: states(m) for i, m in enumerate(problem.given)}
         self.curve: dict[str, Any] = {}
         self.seconds, self.began = 0.0, time.monotonic()
-        self.kept = kept
 
     def _groups(self) -> list[list[Stage]]:
         """Stages that run at the same time, in order."""

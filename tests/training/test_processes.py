@@ -1,0 +1,52 @@
+"""Several processes under torchrun do what one process does with the same batch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from small_training import small
+from torch.nn.utils import parameters_to_vector
+
+from recarc import InputError
+from recarc.models.store import load_ensemble
+from recarc.training.distributed import Group, check_batch
+
+HERE = Path(__file__).parent
+CODE = """
+import sys, torch
+sys.path.insert(0, {here!r})
+torch.set_num_threads(1)
+from small_training import small
+small("at", epochs=0.5, arch_options={options!r}, out={out!r})
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_processes_match_one(tmp_path: Path) -> None:
+    options = {"width": 4, "batch_norm": True}
+    out, script = tmp_path / "two", tmp_path / "run.py"
+    script.write_text(CODE.format(here=str(HERE), options=options, out=str(out)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)]
+    done = subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    one = small("at", epochs=0.5, arch_options=options)
+    two = load_ensemble(out)
+    a, b = (parameters_to_vector(e.members[0].parameters()).detach() for e in (one, two))  # type: ignore[union-attr]
+    assert float((a - b).abs().max()) < 2e-3
+    for name, value in one.members[0].state_dict().items():  # type: ignore[union-attr]
+        other = two.members[0].state_dict()[name]  # type: ignore[union-attr]
+        assert torch.allclose(value.double(), other.double(), atol=2e-3), name  # running statistics too
+
+
+def test_shares_cover_the_batch() -> None:
+    parts = [range(12)[Group(rank, 3).share(12)] for rank in range(3)]
+    assert [i for part in parts for i in part] == list(range(12))
+    with pytest.raises(InputError, match="batch 10 cannot be shared by 3 processes"):
+        check_batch(10, Group(0, 3))
