@@ -16,23 +16,36 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import baseline
 import peers
 import torch
-from common import Ceilings, Passes, ceilings, counted, ensemble_of, flops_of, hardware, images, median, record, wait
+from common import (
+    Ceilings,
+    Passes,
+    ceilings,
+    counted,
+    ensemble_of,
+    flops_of,
+    full_float32,
+    hardware,
+    images,
+    median,
+    record,
+    wait,
+)
 from common import seconds as timed
 from torch import Tensor, nn
 
 from recarc import ARC, PGD, AdaptivePGD, Ball, RandomizedEnsemble
-from recarc.acceleration import accelerate, running
+from recarc.acceleration import accelerate
 from recarc.attacks import AutoPGD, Tight
 from recarc.attacks.linearize import nearest_plane
 
-GROUPS = ("arc", "adaptive_pgd", "pgd", "autopgd", "tight")
+GROUPS = ("arc", "adaptive_pgd", "pgd", "tight", "autopgd")
 ROWS = "{:<13} {:<32} {:>9} {:>15} {:>7} {:>8} {:>10} {:>10} {:>8} {:>7} {:>7}"
 HEADS = ("group", "what", "seconds", "spread", "ratio", "robust %", "forward", "backward", "GiB", "FLOP %", "bytes %")
 
@@ -68,6 +81,7 @@ class Bench:
     deadline: float
     settings: dict[str, Any]
     rows: list[Row]
+    made: dict[str, RandomizedEnsemble] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -90,8 +104,8 @@ class Bench:
         try:
             attacked, passes = counted(ensemble or self.ensemble)
             print(f"  {group}: {what} ...", end=" ", flush=True)
-            (warm_up or work)(attacked)
             memory = self._reset_memory()
+            (warm_up or work)(attacked)
             times, x_adv = [], self.x
             for _ in range(repeats or self.args.repeats):
                 passes.forward = passes.backward = 0
@@ -133,7 +147,7 @@ class Bench:
     def robust_accuracy(self, x_adv: Tensor, group: str) -> float:
         """Expected accuracy, or that of member 0 where a single model was attacked, in full float32."""
         judge = RandomizedEnsemble(self.ensemble.members[:1]) if group in ("pgd", "autopgd") else self.ensemble
-        with torch.no_grad(), running("float32", self.device):
+        with torch.no_grad(), full_float32():
             parts = [judge.expected_accuracy(u, v) for u, v in zip(x_adv.split(2500), self.y.split(2500))]
         outside = float(self.ball.violation(self.x[: len(x_adv)], x_adv).max())
         if outside > 1e-5:
@@ -153,8 +167,11 @@ class Bench:
         return (torch.cuda.max_memory_allocated(self.device) - before) / 2**30
 
     def fast(self, precision: str, single: bool = False) -> RandomizedEnsemble:
-        ensemble = RandomizedEnsemble(self.ensemble.members[:1]) if single else self.ensemble
-        return accelerate(ensemble, precision, **self.settings)
+        """Made once, so that compiling and capturing is done once; a single model is the first member of it."""
+        if precision not in self.made:
+            self.made[precision] = accelerate(self.ensemble, precision, **self.settings)
+        whole = self.made[precision]
+        return RandomizedEnsemble(whole.members[:1]) if single else whole
 
     def in_batches(self, attack: Callable[..., Tensor], size: int) -> Callable[[RandomizedEnsemble], Tensor]:
         def work(ensemble: RandomizedEnsemble) -> Tensor:
@@ -181,7 +198,15 @@ def arc(b: Bench) -> None:
         b.measure("arc", f"ARC {precision}", b.ours(ARC(steps=steps)), b.fast(precision), precision)
     best = b.args.precisions[-1]
     b.measure("arc", f"ARC {best}, 4 planes", b.ours(ARC(steps=steps, planes=4)), b.fast(best), best)
-    b.measure("arc", "ARC readable, as the members are", b.ours(ARC(steps=steps)), repeats=1)
+
+    def readable(e: RandomizedEnsemble) -> Tensor:
+        with full_float32():
+            return b.ours(ARC(steps=steps))(e)
+
+    def readable_warm_up(e: RandomizedEnsemble) -> Tensor:
+        return ARC(steps=1)(e, b.x[:size], b.y[:size], b.ball)
+
+    b.measure("arc", "ARC, members as given", readable, repeats=b.args.baseline_repeats, warm_up=readable_warm_up)
 
 
 def adaptive_pgd(b: Bench) -> None:
@@ -220,7 +245,7 @@ def autopgd(b: Bench) -> None:
 
 def tight(b: Bench) -> None:
     for precision in b.args.precisions:
-        b.measure("tight", f"Tight standard {precision}", b.ours(Tight()), b.fast(precision), precision)
+        b.measure("tight", f"Tight standard {precision}", b.ours(Tight()), b.fast(precision), precision, repeats=1)
 
 
 def tuned(b: Bench) -> dict[str, Any]:
@@ -307,6 +332,7 @@ def one_pass(b: Bench) -> float | None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ensemble", help="an ensemble folder; without it a pair of ResNet-20s is trained briefly")
+    parser.add_argument("--members", type=int, default=None, help="only the first members of the ensemble")
     parser.add_argument("--data", help=".npz with x and y, or the name of an image set; without it made-up images")
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--steps", type=int, default=10, help="K of every attack")
@@ -332,7 +358,7 @@ def arguments() -> argparse.Namespace:
     args.eps = args.eps or (8 / 255 if args.norm == "linf" else 128 / 255)
     args.compile = cuda if args.compile is None else args.compile
     args.tune = cuda if args.tune is None else args.tune
-    args.precisions = args.precisions or (["float32", "tf32", "bfloat16"] if cuda else ["float32"])
+    args.precisions = args.precisions or (["tf32", "bfloat16"] if cuda else ["float32"])
     args.chunk = min(args.chunk or 10_000, args.images)
     args.peer_batch = args.peer_batch or args.chunk
     return args

@@ -9,7 +9,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -91,7 +92,11 @@ def ensemble_of(args: Any, device: torch.device) -> tuple[RandomizedEnsemble, st
     if args.ensemble is not None:
         from recarc import load_ensemble
 
-        return load_ensemble(args.ensemble).to(device).eval(), str(Path(args.ensemble).name)
+        ensemble, name = load_ensemble(args.ensemble).to(device).eval(), Path(args.ensemble).name
+        if args.members is None or args.members == len(ensemble):
+            return ensemble, name
+        kept = ensemble.alpha[: args.members]
+        return RandomizedEnsemble(ensemble.members[: args.members], kept / kept.sum()), f"{name}, first {args.members}"
     members = [_trained(seed, device, args.train_steps) for seed in (0, 1)]
     return RandomizedEnsemble(members, [0.9, 0.1]).eval(), "made-up ResNet-20 pair"
 
@@ -111,6 +116,19 @@ def _trained(seed: int, device: torch.device, steps: int) -> nn.Module:
         loss.backward()
         optimizer.step()
     return net.eval()
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """No TF32 inside."""
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    torch.backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before[0]
+        torch.set_float32_matmul_precision(before[1])
 
 
 def wait(device: torch.device) -> None:
@@ -170,10 +188,6 @@ def flops_of(member: nn.Module, x: Tensor) -> float:
     return counter.get_total_flops() / 2
 
 
-def spread(times: list[float]) -> str:
-    return f"{min(times):.3g}-{max(times):.3g}"
-
-
 def median(times: list[float]) -> float:
     return statistics.median(times)
 
@@ -185,7 +199,7 @@ def record(what: str, figures: Any, device: torch.device, path: Path) -> None:
         {
             "what": what,
             "figures": figures,
-            "command": " ".join(["python", *map(os.path.relpath, sys.argv[:1]), *sys.argv[1:]]),
+            "command": _command(),
             "commit": commit(),
             "hardware": hardware(device),
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
@@ -193,6 +207,12 @@ def record(what: str, figures: Any, device: torch.device, path: Path) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(entries, indent=1) + "\n")
+
+
+def _command() -> str:
+    """As typed, with absolute paths shortened to their last part: they mean nothing on another machine."""
+    shown = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *shown])
 
 
 def commit() -> str:

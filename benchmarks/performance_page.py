@@ -1,0 +1,151 @@
+"""docs/performance.md and its plots, from results/speed.json alone: every figure on the page was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from common import ROOT
+
+PAGE = ROOT / "docs" / "performance.md"
+FIGURES = ROOT / "docs" / "figures"
+IMAGES, STEPS = 50_000, 50  # full ImageNet as in the paper, M = 2
+Entry = dict[str, Any]
+
+HEAD = """# Performance
+
+Written by `python benchmarks/scaling.py --render` from `results/speed.json`; do not edit by hand.
+
+What makes a run fast, in order of effect: samples that cannot get worse leave the batch; one backward pass a plane
+(the difference of two logits), not one a class; batch norm folded into the convolutions; channels_last; TF32 or
+bfloat16 for gradients while predictions stay in TF32 or better; `torch.compile` or CUDA graphs for long runs. All of
+that is `recarc.acceleration.accelerate(ensemble, precision)`, an ensemble to search with. The loops in
+`recarc/attacks` are the same for both, and every reported accuracy is computed with the original members in float32.
+
+The baseline is Algorithm 2 batch-vectorised the obvious way (`benchmarks/baseline.py`): C + 1 backward passes a
+member, M^2 + 2M forward passes an iteration, every sample to the end.
+"""
+
+
+def render(results: Path) -> str:
+    """Write the page; returns where it is."""
+    entries: list[Entry] = json.loads(results.read_text()) if results.exists() else []
+    parts = [HEAD]
+    for what, section in (("attacks", _attacks), ("scaling", _scaling)):
+        for entry in _latest(entries, what):
+            parts.append(section(entry))
+    if not any(entry["what"] in ("attacks", "scaling") for entry in entries):
+        parts.append("No measurements yet: run `benchmarks/attacks.py` and `benchmarks/scaling.py` with `--json`.\n")
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text("\n".join(parts))
+    return str(PAGE.relative_to(ROOT))
+
+
+def _latest(entries: list[Entry], what: str) -> list[Entry]:
+    """The newest entry of each kind of run on each machine."""
+    newest = {(e["hardware"], e["figures"].get("ensemble")): e for e in entries if e["what"] == what}
+    return list(newest.values())
+
+
+def _source(entry: Entry) -> str:
+    return f"`{entry['command']}`, commit {entry['commit']}, {entry['date']}."
+
+
+def _attacks(entry: Entry) -> str:
+    f = entry["figures"]
+    lines = [
+        f"## Side by side on {entry['hardware']}",
+        "",
+        f"{f['ensemble']}, {f['images']} images, K = {f['steps']}, {f['ball']}. Ratio: to the first row of the group. "
+        "Passes: images through a member, forward + backward. Share: of the FLOP/s of a large matrix product and of "
+        "the bytes/s of a large copy, measured in the same run.",
+        "",
+        "| group | what | seconds | ratio | robust % | passes | GiB | FLOP % | bytes % |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in f["rows"]:
+        lines.append(
+            f"| {r['group']} | {r['what']} | {r['seconds']:.3g} ({min(r['times']):.3g}-{max(r['times']):.3g}) "
+            f"| {_number(r['ratio'], '.1f')} | {r['robust']:.2f} | {r['forward']} + {r['backward']} "
+            f"| {_number(r['memory'], '.2f')} | {_number(r['share_of_flops'], '.1f', 100)} "
+            f"| {_number(r['share_of_bytes'], '.1f', 100)} |"
+        )
+    one = f.get("one_forward_backward_gib")
+    if one is not None:
+        lines += ["", f"One forward and backward pass of a plain member on as many images: {one:.2f} GiB."]
+    return "\n".join([*lines, "", _source(entry), ""])
+
+
+def _number(value: float | None, form: str, scale: float = 1) -> str:
+    return "-" if value is None else format(scale * value, form)
+
+
+def _scaling(entry: Entry) -> str:
+    f = entry["figures"]
+    lines = [
+        f"## Growth on {entry['hardware']}",
+        "",
+        f"Seconds of one iteration of ARC with G = {f['planes']}, {f['precision']}, ResNet-20 members, nothing fooled. "
+        f"Unless the axis says otherwise: M = 2, C = 10, 32 x 32 pixels, {f['images']} images.",
+        "",
+        "| axis | seconds at size | exponent |",
+        "|---|---|---|",
+    ]
+    for name, found in f["axes"].items():
+        if name == "imagenet":
+            continue
+        points = ", ".join(f"{size:g}: {took:.3g}" for size, took in found["points"])
+        lines.append(f"| {name} | {points} | {_number(found['exponent'], '.2f')} |")
+    figure = _plot(entry)
+    lines += ["", f"![Growth of the cost](figures/{figure})", "", _source(entry), ""]
+    if "imagenet" in f["axes"]:
+        lines += _imagenet(entry)
+    return "\n".join(lines)
+
+
+def _plot(entry: Entry) -> str:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    axes = {name: found for name, found in entry["figures"]["axes"].items() if len(found["points"]) > 1}
+    figure, panels = plt.subplots(1, len(axes), figsize=(2.6 * len(axes), 2.6), squeeze=False)
+    for panel, (name, found) in zip(panels[0], axes.items()):
+        sizes, times = zip(*found["points"])
+        panel.loglog(sizes, times, "o-", color="#2a6f97")
+        panel.set_xticks(sizes, [f"{s:g}" for s in sizes], fontsize=7)
+        panel.minorticks_off()
+        panel.set_title(f"{name}, exponent {found['exponent']:.2f}", fontsize=8)
+        panel.set_ylabel("seconds an iteration", fontsize=7)
+    figure.tight_layout()
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    kind = "cpu" if "CPU" in entry["hardware"] else "gpu"
+    figure.savefig(FIGURES / f"scaling-{kind}.png", dpi=130)
+    plt.close(figure)
+    return f"scaling-{kind}.png"
+
+
+def _imagenet(entry: Entry) -> list[str]:
+    """The worked estimate: measured seconds an image and iteration, times images and iterations."""
+    (count, took), *_ = entry["figures"]["axes"]["imagenet"]["points"]
+    each = took / count
+    whole = each * IMAGES * STEPS
+    return [
+        f"### Full ImageNet, worked from {entry['hardware']}",
+        "",
+        f"Measured: one iteration of ARC (G = 4) on {count:g} images of 224 x 224 with 1000 classes and two ResNet-18s "
+        f"takes {took:.3g} s, that is {1000 * each:.3g} ms an image.",
+        f"{IMAGES} images x {STEPS} iterations x {1000 * each:.3g} ms = {_duration(whole)} on one device if no sample "
+        f"were ever dropped; samples that are fooled by every member leave early, so this is an upper bound.",
+        f"Shards are independent and nothing is exchanged but the final records, so eight devices take about "
+        f"{_duration(whole / 8)} plus start-up.",
+        "",
+    ]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
