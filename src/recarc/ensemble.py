@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from recarc.deployment import Deployed, answered
 from recarc.errors import InputError
 from recarc.losses import loss_named
 
@@ -111,13 +112,12 @@ class RandomizedEnsemble(nn.Module):
 
     def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Deployment: every sample is answered by a member of its own draw. Never evaluate robustness with this."""
-        if not len(x):
-            return self.members[0](x)
-        drawn = self.draw(len(x), generator).to(x.device)
-        chosen = [(drawn == i).nonzero()[:, 0] for i in range(len(self))]
-        parts = {i: self.members[i](x[rows]) for i, rows in enumerate(chosen) if len(rows)}
-        place = torch.cat([chosen[i] for i in parts]).argsort()
-        return torch.cat(list(parts.values()))[place]
+        return answered(self.members, x, self.draw(len(x), generator) if len(x) else self.alpha.new_zeros(0))
+
+    def deploy(self, seed: int | None = None) -> Deployed:
+        """The ensemble as it answers in service: draws from the operating system's generator, which an attacker cannot
+        predict; with a seed the same draws every time, for tests."""
+        return Deployed(self, seed)
 
 
 def validated_alpha(alpha: Sequence[float] | Tensor | None, count: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble, frozen
 from recarc.errors import InputError
 from recarc.evaluation import checks
+from recarc.evaluation.callbacks import Shard, tell
 from recarc.evaluation.configuration import Json, configuration, environment
 from recarc.evaluation.faults import RunError
 from recarc.evaluation.folder import RUN, SUMMARY, RunFolder, write_all
@@ -47,12 +49,14 @@ def evaluate(
     precision: str | None = None,
     shard_size: int | str = "auto",
     tile: int | str = "auto",
+    callbacks: Sequence[Any] = (),
 ) -> Evaluation:
     """Attack every sample of `data` (an image set, or tensors (x, y)) and report what is left of the accuracy.
 
     Every adversarial input is checked again (norm, box, prediction in float32); an attack that cheats raises
     `AttackViolation`. With `out`, records go to that folder shard by shard and the same call goes on where it stopped;
     under `torchrun` the shards are dealt out to the ranks. `precision` is that of the attack's own computations.
+    `callbacks` (see `recarc.evaluation.callbacks.Callback`) are told when the run starts, a shard is done, it ends.
     """
     ensemble, samples = as_ensemble(ensemble), as_samples(data)
     checks.check_modes(ensemble)
@@ -64,9 +68,11 @@ def evaluate(
         stack.enter_context(frozen(ensemble))
         engine = _Engine.prepared(ensemble, attack, samples, ball, path, precision, shard_size, tile, batch_size)
         stack.enter_context(reproducible(engine.device))
-        result = engine.run(ranks, resume, progress, save_inputs)
+        result = engine.run(ranks, resume, progress, save_inputs, callbacks)
     if out is None:
         result.path = None
+    if ranks.first:
+        tell(callbacks, "run_ended", result)
     return result
 
 
@@ -129,7 +135,9 @@ class _Engine:
             first_logits=logits,
         )
 
-    def run(self, ranks: Ranks, resume: bool, progress: bool, save_inputs: bool) -> Evaluation:
+    def run(
+        self, ranks: Ranks, resume: bool, progress: bool, save_inputs: bool, callbacks: Sequence[Any]
+    ) -> Evaluation:
         told = configuration(
             self.ensemble,
             self.judge.attack,
@@ -148,7 +156,10 @@ class _Engine:
             todo = ranks.agree(lambda: self._todo(folder))
             if todo and ranks.first:
                 self._check_members()
-            self._attack_shards(folder, todo[ranks.rank :: ranks.world], progress and ranks.first, save_inputs)
+            if ranks.first:
+                tell(callbacks, "run_started", told, len(self.samples), len(todo))
+            mine = todo[ranks.rank :: ranks.world]
+            self._attack_shards(folder, mine, progress and ranks.first, save_inputs, callbacks)
             ranks.wait()
             result = self._result(folder, ranks)
             if ranks.first:
@@ -167,7 +178,9 @@ class _Engine:
         x, y = self._batch(np.arange(min(checks.PROBE, len(self.samples))))
         checks.check_members(self.judge.members, x.float(), y, self.ball)
 
-    def _attack_shards(self, folder: RunFolder, mine: list[int], progress: bool, save_inputs: bool) -> None:
+    def _attack_shards(
+        self, folder: RunFolder, mine: list[int], progress: bool, save_inputs: bool, callbacks: Sequence[Any]
+    ) -> None:
         with bar(sum(len(folder.rows_of(k)) for k in mine), progress) as shown:
             for k in mine:
                 start = time.perf_counter()
@@ -179,6 +192,9 @@ class _Engine:
                     "backward": self.passes.backward,
                 }
                 folder.commit(k, records, cost, inputs)
+                part = Evaluation(records, self.ensemble.alpha.numpy())
+                figures = part.clean_accuracy, part.robust_accuracy
+                tell(callbacks, "shard_done", Shard(k, len(records), *figures, cost["seconds"]))
 
     def _shard(self, index: np.ndarray, shown: Progress, save_inputs: bool) -> tuple[Records, bytes | None]:
         """All batches of a shard; a batch that does not fit into memory is halved."""

@@ -1,0 +1,56 @@
+"""AutoAttack (the package pyautoattack) as a stage: `WorstOf([recarc.adapters.autoattack.stage(), ARC()])`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from recarc.adapters.members import peer
+from recarc.adapters.peer_attack import PeerAttack
+from recarc.errors import InputError, unknown
+from recarc.geometry import Ball
+
+VERSIONS = ("standard", "plus", "rand", "custom")
+ATTACKS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square")
+NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
+FEW_CLASSES = 4  # below this the targeted losses do not exist
+
+
+def stage(
+    version: str = "standard", attacks: Sequence[str] = (), member: int | None = None, seed: int = 0
+) -> PeerAttack:
+    """AutoAttack against the expected logits, or against one member. `attacks` names some of it: version="custom".
+
+    Not meant for randomised models (nor needed: expected logits are deterministic), and no substitute for attacks on
+    the expected accuracy; per member it gives a floor.
+    """
+    package = peer("pyautoattack", "autoattack")
+    version = "custom" if attacks else version
+    if version not in VERSIONS or (version == "custom" and not attacks):
+        raise unknown("AutoAttack version", version, VERSIONS[:3])
+    for name in attacks:
+        if name not in ATTACKS:
+            raise unknown("attack of AutoAttack", name, ATTACKS)
+    name = f"pyautoattack {package.__version__} {version}"
+
+    def run(target: nn.Module, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        if str(ball.norm) not in NORMS or ball.box != (0.0, 1.0):
+            raise InputError(f"{name} knows linf, l2 and l1 with box (0, 1), the ball is {ball}")
+        if x.dim() != 4:
+            raise InputError(f"{name} takes images (B, C, H, W), got {tuple(x.shape)}")
+        classes = target(x[:1]).shape[1]
+        if classes < FEW_CLASSES:
+            raise InputError(f"{name} needs at least {FEW_CLASSES} classes for its losses, the members have {classes}")
+        knobs = {"attacks": list(attacks)} if attacks else {}
+        made = package.AutoAttack(
+            target, norm=NORMS[str(ball.norm)], eps=ball.eps, seed=seed, device=x.device, version=version, **knobs
+        )
+        made.apgd_targeted.n_target_classes = min(9, classes - 1)
+        made.fab.n_target_classes = min(9, classes - 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return made.run_standard_evaluation(x.clamp(0, 1), y, batch_size=len(x))[0]
+
+    return PeerAttack(name, {"version": version, "attacks": list(attacks)}, run, member, seed)
