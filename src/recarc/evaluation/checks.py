@@ -69,12 +69,14 @@ def _look_like_probabilities(logits: Tensor) -> bool:
 def _check_gradients(i: int, member: Member, x: Tensor, y: Tensor) -> None:
     with torch.enable_grad():
         leaf = x.detach().clone().requires_grad_()
-        losses = cross_entropy(member(leaf), y)
+        logits = member(leaf)
+        losses = cross_entropy(logits, y)
         if not losses.requires_grad:
             warn(f"member {i} has no gradient in its input; gradient attacks cannot see it, so check it for a detach()")
             return
         (gradient,) = torch.autograd.grad(losses.sum(), leaf)
-    lost = int((gradient.flatten(1).abs().amax(1) == 0).sum())
+    sound = ~logits.isnan().any(1)
+    lost = int((sound & (gradient.flatten(1).abs().amax(1) == 0)).sum())
     if lost > VANISHED * len(x):
         warn(
             f"the gradient of member {i} vanishes on {lost} of {len(x)} samples; attacks on the cross-entropy are "

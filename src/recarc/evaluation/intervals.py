@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 
 import numpy as np
 
 LEVEL = 0.95
+HALVINGS = 30  # of a bisection in [0, 1]: far below any digit that is printed
+EDGE = 1e-9
 
 
 def wilson(mean: float, count: float, level: float = LEVEL) -> tuple[float, float]:
@@ -22,19 +25,66 @@ def wilson(mean: float, count: float, level: float = LEVEL) -> tuple[float, floa
 
 
 def mean_interval(values: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
-    """Interval for the mean of independent values in [0, 1].
+    """Interval for the mean of independent values in [0, 1]; Wilson's where they are bits.
 
-    Wilson's interval with the effective number of trials n p (1 - p) / s^2: how many coin flips would vary as little
-    as these n values do. Bits give Wilson itself. Values inside (0, 1) vary less and give a tighter interval; where
-    all values are equal nothing is known of their spread, and n flips are assumed. Unlike mean +- 1.96 s / sqrt(n) it
-    never leaves [0, 1] and has a width at 0 and 1, where robust accuracies like to be.
+    Otherwise the hull of two, because each is too short where the other is not. (a) Wilson's, with the number of coin
+    flips that would vary as these values do, n p (1 - p) / s^2: short where values are many and rare ones do not
+    matter. (b) Every mean m that some distribution on [0, 1] has whose likelihood is within exp(-z^2 / 2) of the best
+    (the nonparametric likelihood ratio with both end points as possible values): it leaves room for values that
+    matter and were not seen, e.g. a few zeros among many values of 0.9.
     """
     n = len(values)
     if n == 0:
         return 0.0, 1.0
     mean = float(np.mean(values))
-    bits = mean * (1 - mean)  # the largest variance that values in [0, 1] of this mean can have
-    spread = float(np.var(values))
-    if spread <= 1e-12 or bits <= 1e-12:
+    if bool(np.isin(values, (0.0, 1.0)).all()):
         return wilson(mean, n, level)
-    return wilson(mean, n * bits / min(spread, bits), level)
+    low, high = _as_coin_flips(values, level)
+    plausible = _Plausible(values, level)
+    return min(low, _last(plausible, mean, EDGE)), max(high, _last(plausible, mean, 1 - EDGE))
+
+
+def _as_coin_flips(values: np.ndarray, level: float) -> tuple[float, float]:
+    """(a): Wilson's interval with the effective number of flips; n flips where the values do not vary at all."""
+    n, mean, spread = len(values), float(np.mean(values)), float(np.var(values))
+    bits = mean * (1 - mean)  # the largest variance that this mean allows
+    return wilson(mean, n if spread <= 1e-12 else n * bits / min(spread, bits), level)
+
+
+class _Plausible:
+    """(b): is this mean within the likelihood ratio's threshold?"""
+
+    def __init__(self, values: np.ndarray, level: float) -> None:
+        self.values, counts = np.unique(values, return_counts=True)
+        self.shares = counts / len(values)
+        self.threshold = NormalDist().inv_cdf(0.5 + level / 2) ** 2 / 2 / len(values)
+
+    def __call__(self, mean: float) -> bool:
+        return _kl_inf(self.values, self.shares, mean) <= self.threshold
+
+
+def _kl_inf(values: np.ndarray, shares: np.ndarray, mean: float) -> float:
+    """Smallest Kullback-Leibler divergence from the sample to a distribution on [0, 1] with this mean.
+
+    Its dual (Honda and Takemura 2010): max over -1/(1 - mean) <= t <= 1/mean of E log(1 + t (v - mean)).
+    """
+    gap = values - mean
+    low, high = -(1 - EDGE) / (1 - mean), (1 - EDGE) / mean
+    for _ in range(HALVINGS):
+        t = (low + high) / 2
+        if float((shares * gap / (1 + t * gap)).sum()) > 0:
+            low = t
+        else:
+            high = t
+    return float((shares * np.log1p(low * gap)).sum())
+
+
+def _last(plausible: Callable[[float], bool], inner: float, outer: float) -> float:
+    """The last plausible mean on the way from `inner` to `outer`."""
+    for _ in range(HALVINGS):
+        middle = (inner + outer) / 2
+        if plausible(middle):
+            inner = middle
+        else:
+            outer = middle
+    return inner

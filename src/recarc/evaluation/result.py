@@ -14,6 +14,7 @@ from recarc.errors import InputError
 from recarc.evaluation.folder import RunFolder
 from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.records import Records, joined
+from recarc.evaluation.tables import columns, write_csv
 
 NAMED_INDICES = 100  # of samples with NaN, in a summary
 
@@ -35,7 +36,7 @@ class Estimate:
         return f"{100 * self.value:.2f} % [{100 * self.low:.2f}, {100 * self.high:.2f}]{note}"
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Evaluation:
     """Per-sample bits of an attacked ensemble, and every figure that follows from them.
 
@@ -81,6 +82,9 @@ class Evaluation:
 
     def __len__(self) -> int:
         return len(self.records)
+
+    def __repr__(self) -> str:
+        return f"Evaluation({len(self)} samples, {len(self.alpha)} members, clean {self.clean}, robust {self.robust})"
 
     @property
     def complete(self) -> bool:
@@ -145,12 +149,14 @@ class Evaluation:
         parts = [w * self.score(p, alpha) for w, p in zip(self.weights, self.adversarial_predictions)]
         return np.round(np.sum(parts, axis=0), 12)
 
-    @property
+    @cached_property
     def clean(self) -> Estimate:
+        """Expected accuracy on the clean inputs."""
         return estimate(self.clean_scores)
 
-    @property
+    @cached_property
     def robust(self) -> Estimate:
+        """Expected accuracy under the attack."""
         return estimate(self.robust_scores)
 
     @property
@@ -187,7 +193,7 @@ class Evaluation:
         """No attack that fools members only where they were fooled alone can push the accuracy below this."""
         return None if self.floor_scores is None else float(self.floor_scores.mean())
 
-    @property
+    @cached_property
     def stage_accuracies(self) -> dict[str, Estimate]:
         """What each stage alone would have reported."""
         return {name: estimate(self.score(predictions)) for name, predictions in self.stages.items()}
@@ -229,6 +235,20 @@ class Evaluation:
             "ball": self.configuration.get("ball"),
             "data": self.configuration.get("data"),
         }
+
+    def to_pandas(self) -> Any:
+        """A data frame with one row a sample; the summary of `to_json` is in its `attrs`."""
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("pandas is not installed: install recarc[pandas], or use to_csv(path)") from None
+        frame = pandas.DataFrame(columns(self)).set_index("index")
+        frame.attrs.update(self.to_json())
+        return frame
+
+    def to_csv(self, path: str | Path) -> Path:
+        """The rows of `to_pandas` as a CSV file, written without pandas."""
+        return write_csv(self, path)
 
     def _members(self) -> list[dict[str, Any]]:
         figures = zip(self.alpha, self.member_clean, self.member_robust)

@@ -1,0 +1,26 @@
+"""Small problems and run folders for the tests of the evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from recarc import AdaptivePGD, Ball, RandomizedEnsemble
+from tiny import labels_of, mlp_ensemble, points
+
+BALL = Ball("linf", 0.1)
+QUICK = AdaptivePGD(steps=3)
+
+
+def problem(count: int = 40, members: int = 3) -> tuple[RandomizedEnsemble, tuple[Tensor, Tensor]]:
+    """A small ensemble and samples on which it has something to lose."""
+    ensemble = mlp_ensemble(members, [0.5, 0.3, 0.2][:members] if members == 3 else None, dtype=torch.float32)
+    x = points(count, 6, dtype=torch.float32)
+    return ensemble, (x, labels_of(ensemble, x))
+
+
+def records_of(run: Path) -> dict[str, bytes]:
+    """The bytes of every shard of records."""
+    return {file.name: file.read_bytes() for file in sorted(run.glob("shard-*.parquet"))}

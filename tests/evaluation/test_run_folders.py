@@ -1,0 +1,204 @@
+"""Run folders: resumed, refused, torn, edited, full."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import BALL, QUICK, problem, records_of
+
+from recarc import ARC, AdaptivePGD, Ball, Evaluation, InputError, evaluate
+from recarc.evaluation import RecarcWarning, RunError
+from recarc.evaluation.folder import RunFolder
+from tiny import mlp_ensemble
+
+SHARDS = {"shard_size": 8}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run of five shards."""
+    ensemble, data = problem()
+    evaluate(ensemble, QUICK, data, BALL, out=tmp_path / "run", **SHARDS)
+    return tmp_path / "run"
+
+
+def again(run: Path, **changes: Any) -> Evaluation:
+    ensemble, data = problem()
+    settings = {"ensemble": ensemble, "attack": QUICK, "data": data, "ball": BALL, **changes}
+    return evaluate(**settings, out=run)
+
+
+def test_a_finished_run_is_read_not_repeated(run: Path) -> None:
+    times = {f: f.stat().st_mtime_ns for f in run.glob("shard-*")}
+    assert len(times) == 10
+    first = Evaluation.load(run)
+    assert again(run).to_json() == first.to_json()
+    assert {f: f.stat().st_mtime_ns for f in run.glob("shard-*")} == times
+
+
+def damage(run: Path, kind: str) -> None:
+    shard, side = run / "shard-00002.parquet", run / "shard-00002.json"
+    data = shard.read_bytes()
+    if kind == "truncated":
+        shard.write_bytes(data[: len(data) // 2])
+    elif kind == "empty":
+        shard.write_bytes(b"")
+    elif kind == "one bit":
+        shard.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    elif kind == "of other samples":
+        shard.write_bytes((run / "shard-00001.parquet").read_bytes())
+        side.write_bytes((run / "shard-00001.json").read_bytes())
+    elif kind == "without its side":
+        side.unlink()
+    elif kind == "side torn":
+        side.write_text(side.read_text()[:-9])
+    elif kind == "missing":
+        shard.unlink()
+
+
+@pytest.mark.parametrize(
+    "kind", ["truncated", "empty", "one bit", "of other samples", "without its side", "side torn", "missing"]
+)
+def test_a_torn_shard_is_found_and_redone(run: Path, kind: str) -> None:
+    whole = records_of(run)
+    damage(run, kind)
+    with pytest.raises(InputError, match="4 of 5 shards"):
+        Evaluation.load(run)
+    assert len(Evaluation.load(run, partial=True)) == 32
+    if kind == "missing":
+        again(run)
+    else:
+        with pytest.warns(RecarcWarning, match=r"shard-00002\.parquet is damaged"):
+            again(run)
+    assert records_of(run) == whole
+
+
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        ({"attack": AdaptivePGD(steps=4)}, "attack.steps is 3 there and 4 here"),
+        ({"attack": ARC(steps=3)}, "attack.class"),
+        ({"ball": Ball("linf", 0.2)}, "ball.eps is 0.1 there and 0.2 here"),
+        ({"ball": Ball("l2", 0.1)}, "ball.norm"),
+        ({"ball": Ball("linf", 0.1, box=None)}, "ball.box"),
+        ({"ensemble": problem()[0].with_alpha([0.2, 0.3, 0.5])}, "alpha"),
+        ({"ensemble": mlp_ensemble(3, [0.5, 0.3, 0.2], seed=1, dtype=torch.float32)}, "members"),
+        ({"data": problem(39)[1]}, "data.samples is 40 there and 39 here"),
+        ({"precision": "float64"}, "precision"),
+        ({"shard_size": 16}, "shard_size is 8 there and 16 here"),
+        ({"save_inputs": True}, "save_inputs"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_another_configuration_is_refused_by_name(run: Path, changes: dict[str, Any], named: str) -> None:
+    whole = records_of(run)
+    with pytest.raises(InputError, match="another configuration") as caught:
+        again(run, **changes)
+    assert named in str(caught.value) and "\n" not in str(caught.value)
+    assert records_of(run) == whole
+
+
+def test_resume_can_be_refused(run: Path) -> None:
+    with pytest.raises(InputError, match="holds a run already"):
+        again(run, resume=False)
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match=r"thesis\.tex"):
+        again(tmp_path)
+    assert [f.name for f in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    "edit, message",
+    [
+        (lambda text: text.replace('"steps": 3', '"steps": 5'), "edited or damaged"),
+        (lambda text: text[:50], "cannot be read"),
+        (lambda text: "[]", "has format None"),
+        (lambda text: text.replace('"format": 1', '"format": 9'), "has format 9"),
+    ],
+)
+def test_an_edited_run_json_is_one_clear_line(run: Path, edit: Any, message: str) -> None:
+    file = run / "run.json"
+    file.write_text(edit(file.read_text()))
+    for call in (lambda: again(run), lambda: Evaluation.load(run)):
+        with pytest.raises(InputError, match=message):
+            call()
+
+
+def test_run_json_holds_the_whole_configuration(run: Path) -> None:
+    told = json.loads((run / "run.json").read_text())
+    assert told["configuration"]["attack"] == {
+        "class": "AdaptivePGD",
+        "steps": 3,
+        "step_size": None,
+        "loss": "ce",
+        "random_init": False,
+        "seed": 0,
+        "expectation": "loss",
+    }
+    assert {"ball", "alpha", "members", "data", "precision", "device", "shard_size"} <= told["configuration"].keys()
+    assert {"recarc", "torch", "python"} <= told["environment"].keys()
+
+
+def test_plain_callables_are_told_apart_by_what_they_answer(tmp_path: Path) -> None:
+    _, data = problem()
+    again(tmp_path, ensemble=lambda x: x[:, :5] * 3.0, data=data)
+    again(tmp_path, ensemble=lambda x: x[:, :5] * 3.0, data=data)
+    with pytest.raises(InputError, match="members"):
+        again(tmp_path, ensemble=lambda x: x[:, :5] * 3.1, data=data)
+
+
+@pytest.mark.parametrize("fails_at", range(1, 9))
+def test_a_full_disk_leaves_nothing_half_written(fails_at: int, tmp_path: Path, monkeypatch: Any) -> None:
+    run, calls = tmp_path / "run", 0
+    real = os.fsync
+
+    def full(handle: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == fails_at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        try:
+            again(run, **SHARDS)
+        except RunError as error:
+            assert "No space left on device" in str(error) and "same command" in str(error)
+    assert not list(run.glob("*.tmp")) and not list(run.glob(".*.tmp"))
+    if (run / "run.json").exists():
+        folder = RunFolder.open(run)
+        for k in range(folder.shards):
+            if folder.file(k).exists():
+                folder.read(k)
+    result = again(run, **SHARDS)
+    assert result.complete and len(records_of(run)) == 5
+
+
+def test_two_writers_do_not_share_a_folder(run: Path) -> None:
+    script = (
+        "import sys, time\n"
+        "from recarc.evaluation.folder import RunFolder\n"
+        "with RunFolder.open(sys.argv[1]).locked():\n"
+        "    print('locked', flush=True); time.sleep(60)\n"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", script, str(run)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+        with pytest.raises(InputError, match="another process"):
+            again(run)
+    finally:
+        holder.kill()
+        holder.wait()
+    again(run)
