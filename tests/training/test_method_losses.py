@@ -61,7 +61,7 @@ def sample_gradient(member: nn.Module, x: Tensor, label: Tensor) -> Tensor:
 
 def total(method: str, team: Team, x: Tensor, x_adv: Tensor, y: Tensor) -> float:
     parts = method_named(method).loss(team, x, x_adv, y)
-    return float(torch.stack(list(parts.values())).sum())
+    return float(torch.stack(list(parts.values())).sum().detach())
 
 
 def test_plain_and_adversarial_losses_are_cross_entropy(team: Team, batch: tuple[Tensor, Tensor]) -> None:

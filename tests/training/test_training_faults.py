@@ -150,7 +150,7 @@ def test_the_command_trains_and_evaluates_its_result(tmp_path: Path, capsys: Any
 def test_the_command_says_what_it_will_cost(tmp_path: Path, capsys: Any) -> None:
     assert command_line(["train", "natural", *DIGITS, "--epochs", "2", "--out", str(tmp_path / "n")]) == 0
     told = capsys.readouterr().err
-    assert "40 steps of 64 images in 1 stages" in told
+    assert "40 steps of 64 images in 1 stage on cpu" in told
     assert "ms a step after 20 steps: about" in told
     assert "validation clean" in told and "left" in told
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,9 +67,15 @@ class Pixels:
         if self._pixels is not None:
             torch.index_select(self._pixels, 0, rows, out=pixels)
         else:
-            x, _ = self._data.batch(self._rows[rows.cpu().numpy()])
-            pixels.copy_((x * self.levels).round().to(torch.uint8))
+            pixels.copy_(self._decoded(self._rows[rows.cpu().numpy()]))
         torch.index_select(self.labels, 0, rows, out=labels)
+
+    def _decoded(self, rows: np.ndarray) -> Tensor:
+        """Pixels of a streamed set, decoded by all cores while the device is busy with the step before."""
+        parts = [part for part in np.array_split(rows, os.cpu_count() or 1) if len(part)]
+        with ThreadPoolExecutor(len(parts)) as pool:
+            found = list(pool.map(lambda part: self._data.batch(part)[0], parts))
+        return (torch.cat(found) * self.levels).round().to(torch.uint8)
 
     def images(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Images in [0, 1] without augmentation, and labels."""

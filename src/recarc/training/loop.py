@@ -61,6 +61,7 @@ class Loop:
                     advance = stepper(self.lanes, self.machine)
                     for note in self.machine.notes[notes:]:
                         self.progress.say(note)
+                    self.progress.go()
                 advance()
                 step += 1
                 self.progress.tick(step, self.steps, self._settle)

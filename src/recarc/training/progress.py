@@ -50,6 +50,10 @@ class Progress:
         self._began, self._steps, self._ahead = time.monotonic(), 0, ahead
         self.say(f"{label}: {epochs:g} epochs, {steps} steps")
 
+    def go(self) -> None:
+        """Starts the clock: what came before was preparation."""
+        self._began, self._steps = time.monotonic(), 0
+
     def tick(self, step: int, steps: int, settle: Callable[[], None]) -> None:
         """After every step; `settle` waits for the device, so that the clock is honest."""
         self._steps += 1

@@ -157,7 +157,7 @@ class Run:
         self.progress.say(
             f"{problem.method.name}: {problem.members} x {problem.arch} on {problem.data.name}{ball}, recipe "
             f"{problem.recipe_name}, seed {problem.seed}; {total} steps of {problem.recipe.batch} images in "
-            f"{len(self.groups)} stages on {self.machine.state()['device']}; on: "
+            f"{len(self.groups)} stage{'s' * (len(self.groups) > 1)} on {self.machine.state()['device']}; on: "
             f"{', '.join(map(str, self.machine.state()['on'])) or 'nothing special'}"  # type: ignore[call-overload]
         )
         for note in self.machine.notes:
