@@ -38,16 +38,16 @@ def _plain(lanes: Sequence[Lane]) -> None:
 
 
 def _captured(lanes: Sequence[Lane], machine: Machine, draw_inside: bool) -> Callable[[], None]:
-    graph = torch.cuda.CUDAGraph()
+    graph, entered = torch.cuda.CUDAGraph(), torch.cuda.current_stream(machine.device)
     streams = [torch.cuda.Stream(machine.device) for _ in lanes]
     kept = Snapshot(lanes)
     try:
         main = torch.cuda.Stream(machine.device)
-        main.wait_stream(torch.cuda.current_stream(machine.device))
+        main.wait_stream(entered)
         with torch.cuda.stream(main):
             for _ in range(WARMUP):
                 _fan_out(lanes, streams, draw=True)
-        torch.cuda.current_stream(machine.device).wait_stream(main)
+        entered.wait_stream(main)
         torch.cuda.synchronize(machine.device)
         kept.restore()
         if draw_inside:
@@ -65,6 +65,7 @@ def _captured(lanes: Sequence[Lane], machine: Machine, draw_inside: bool) -> Cal
 
         _check(lanes, kept, replay)
     except Exception:
+        torch.cuda.set_stream(entered)  # a capture that ends with an error leaves its own stream in place
         for lane in lanes:  # a generator left behind by a broken capture would refuse to draw
             lane.generator = torch.Generator(machine.device)
         raise

@@ -110,15 +110,16 @@ class Loop:
             self.progress.epoch(lane.stage.label, entry, self.recipe.epochs, step, self.steps)
             if self.machine.group.main:
                 self.board.epoch(lane.stage.label, entry, step)
-        waited = [epoch - lane.best.get("epoch", epoch) for lane in self.lanes]
+        waited = [epoch - lane.best.get("since", epoch) for lane in self.lanes]
         return 0 < self.recipe.patience <= min(waited)
 
     def _validate(self, lane: Lane, validation: Pixels, epoch: int) -> dict[str, float]:
         lane.seat_judges()
         found = validate(lane, validation)
-        score = (found["attacked"], found["clean"])
-        if score >= tuple(lane.best.get("score", (-1.0, -1.0))):  # of equals the one trained longer
-            lane.best = {"score": list(score), "epoch": epoch, "states": lane.judged_states()}
+        score, best = [found["attacked"], found["clean"]], lane.best.get("score", [-1.0, -1.0])
+        if score >= best:  # of equals the one trained longer
+            since = epoch if score > best else lane.best["since"]
+            lane.best = {"score": score, "epoch": epoch, "since": since, "states": lane.judged_states()}
 
         def errors() -> Tensor:
             return member_errors(lane, validation)

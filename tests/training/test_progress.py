@@ -1,0 +1,60 @@
+"""What people see while a run is going on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from small_training import small
+
+from recarc.training.progress import duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (59.6, "1 min 00 s")]
+)
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_lines_tell_epoch_step_losses_validation_and_time_left() -> None:
+    lines: list[str] = []
+    small("adp", epochs=2, members=2, say=lines.append, changes={"validate_every": 1, "validation": 40})
+    told = [line for line in lines if "epoch 2/2" in line]
+    assert len(told) == 1
+    for part in ("step 42/42", "ce ", "entropy -", "volume ", "validation clean", "attacked", "0 s left"):
+        assert part in told[0]
+
+
+def test_tensorboard_gets_every_curve(tmp_path: Path, monkeypatch: Any) -> None:
+    written: list[tuple[str, int]] = []
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(tmp_path)
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append((name, step))
+
+        def flush(self) -> None:
+            pass
+
+    module = ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    small("natural", epochs=1, tensorboard=tmp_path)
+    assert written == [
+        ("member 1/loss/ce", 20),
+        ("member 1/validation/clean", 20),
+        ("member 1/validation/attacked", 20),
+    ]
+
+
+def test_a_run_with_patience_stops_early() -> None:
+    lines: list[str] = []
+    changes = {"patience": 2, "validate_every": 1, "lr": 1e-9, "ema": 0.0, "weight_decay": 0.0}
+    small("natural", epochs=30, say=lines.append, changes=changes)
+    assert not any("epoch 30/30" in line for line in lines)
