@@ -18,8 +18,13 @@ from recarc.cli.data import data
 from recarc.cli.demo import demo
 from recarc.cli.evaluate import evaluate
 from recarc.cli.import_ import import_
+from recarc.cli.report import report
+from recarc.cli.reproduce import reproduce
 from recarc.cli.show import show
+from recarc.cli.sweep import sweep
+from recarc.cli.theory import theory
 from recarc.cli.train import train
+from recarc.cli.zoo import zoo
 from recarc.errors import InputError
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -27,7 +32,11 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "evaluate": evaluate,
     "import": import_,
+    "report": report,
+    "reproduce": reproduce,
     "show": show,
+    "sweep": sweep,
+    "theory": theory,
     "train": train,
 }
 
@@ -92,7 +101,7 @@ def _global(
 
 for name, command in COMMANDS.items():
     app.command(name)(guarded(command))
-for group in (data,):
+for group in (data, zoo):
     for entry in group.registered_commands:
         assert entry.callback is not None
         entry.callback = guarded(entry.callback)
@@ -116,15 +125,16 @@ def _show_warning(
 def run(arguments: Sequence[str]) -> int:
     """The exit code of a command line."""
     verbose = "--verbose" in arguments
-    warnings.showwarning = _show_warning
-    try:
-        app(["--verbose"] * verbose + [a for a in arguments if a != "--verbose"], prog_name="recarc")
-    except Failed as failed:
-        if verbose and failed.__cause__ is not None:
-            traceback.print_exception(failed.__cause__)
-        return failed.code
-    except KeyboardInterrupt:
-        return 3
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else 0 if done.code is None else 1
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            app(["--verbose"] * verbose + [a for a in arguments if a != "--verbose"], prog_name="recarc")
+        except Failed as failed:
+            if verbose and failed.__cause__ is not None:
+                traceback.print_exception(failed.__cause__)
+            return failed.code
+        except KeyboardInterrupt:
+            return 3
+        except SystemExit as done:
+            return done.code if isinstance(done.code, int) else 0 if done.code is None else 1
     return 0

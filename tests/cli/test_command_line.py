@@ -1,0 +1,246 @@
+"""The command line: what it prints, what it refuses, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recarc import RandomizedEnsemble, load_ensemble, save_ensemble
+from recarc.cli import app as program
+from recarc.cli.attacks import ATTACKS, attack_named
+from recarc.cli.parsing import number, numbers
+from recarc.errors import InputError
+from recarc.models import build
+
+QUICK = ["--data", "digits", "--limit", "24", "--eps", "1/10", "--attack", "adaptive_pgd", "--steps", "2"]
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(0)
+    members = [build("cnn", 10, 1, 8, width=4) for _ in range(2)]
+    return str(save_ensemble(RandomizedEnsemble(members, [0.6, 0.4]), tmp_path_factory.mktemp("cli") / "rec"))
+
+
+def run(*arguments: object) -> int:
+    return program.run([str(a) for a in arguments])
+
+
+def test_evaluate_show_and_json(ensemble: str, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "run"
+    assert run("evaluate", ensemble, *QUICK, "--out", out, "--json") == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 1
+    told = json.loads(printed)
+    assert 0 <= told["robust_accuracy"] <= told["clean_accuracy"] <= 1
+    assert told["ball"]["eps"] == 0.1 and told["samples"] == 24 and len(told["members"]) == 2
+    assert run("show", out, "--json", "--alpha", "1/2,1/2") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again.pop("rescored")["alpha"] == [0.5, 0.5]
+    assert again == told
+    assert run("show", out) == 0
+    assert "robust accuracy" in capsys.readouterr().out
+    assert run("evaluate", ensemble, *QUICK, "--out", out) == 0
+    table = capsys.readouterr().out
+    assert "AdaptivePGD(steps=2" in table and "95" not in table.split("robust accuracy")[0]
+
+
+def test_quiet_prints_nothing(ensemble: str, capsys: Any) -> None:
+    assert run("evaluate", ensemble, *QUICK, "--quiet", "--limit", "120") == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (["--eps", "8/0"], "eps is '8/0'"),
+        (["--eps", "-1"], "eps"),
+        (["--norm", "l0.5"], "norm 'l0.5'"),
+        (["--attack", "adaptve_pgd"], "did you mean 'adaptive_pgd'"),
+        (["--planes", "3"], "--planes does not apply"),
+        (["--alpha", "0.5,0.6"], "alpha sums to 1.1"),
+        (["--alpha", "1"], "alpha has 1 values for 2 members"),
+        (["--data", "cifar11"], "cifar10"),
+        (["--split", "tset"], "split"),
+        (["--device", "gpu"], "device"),
+        (["--precision", "float8"], "precision"),
+        (["--batch-size", "many"], "batch-size"),
+        (["--steps", "0"], "steps"),
+        (["--limit", "0"], "limit"),
+        (["--box", "1"], "box"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_and_exit_code_2(ensemble: str, change: list[str], words: str, capsys: Any) -> None:
+    assert run("evaluate", ensemble, *QUICK, *change) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and said.err.startswith("error: ")
+    assert words in said.err
+
+
+def test_a_folder_that_is_no_ensemble(tmp_path: Path, capsys: Any) -> None:
+    assert run("evaluate", tmp_path, *QUICK) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert run("show", tmp_path) == 2
+    assert "not a run folder" in capsys.readouterr().err
+
+
+def test_classes_and_shapes_that_do_not_fit(tmp_path: Path, capsys: Any) -> None:
+    few = save_ensemble(RandomizedEnsemble([build("cnn", 7, 1, 8, width=4)]), tmp_path / "few")
+    large = save_ensemble(RandomizedEnsemble([build("cnn", 10, 3, 32, width=4)]), tmp_path / "large")
+    for folder, words in ((few, "has 7 classes, digits has 10"), (large, "(B, 3, 32, 32)")):
+        assert run("evaluate", folder, *QUICK) == 2
+        said = capsys.readouterr().err
+        assert words in said and said.count("\n") == 1
+
+
+def test_weights_of_another_architecture(ensemble: str, tmp_path: Path, capsys: Any) -> None:
+    other = save_ensemble(RandomizedEnsemble([build("linear", 10, 1, 8)]), tmp_path / "other")
+    described = json.loads((other / "ensemble.json").read_text())
+    described["members"][0]["architecture"] = "cnn"
+    (other / "ensemble.json").write_text(json.dumps(described))
+    assert run("evaluate", other, *QUICK) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_missing_options_and_unknown_commands() -> None:
+    assert run("evaluate") == 2
+    assert run("evalaute") == 2
+
+
+def test_another_configuration_is_refused(ensemble: str, tmp_path: Path, capsys: Any) -> None:
+    assert run("evaluate", ensemble, *QUICK, "--quiet", "--out", tmp_path / "run") == 0
+    assert run("evaluate", ensemble, *QUICK, "--steps", "3", "--out", tmp_path / "run") == 2
+    assert "attack.steps is 2 there and 3 here" in capsys.readouterr().err
+
+
+def test_tracebacks_only_when_asked_for(ensemble: str, monkeypatch: Any, capsys: Any) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("a mistake of ours")
+
+    monkeypatch.setattr("recarc.cli.attacks.import_module", broken)
+    assert run("evaluate", ensemble, *QUICK) == 1
+    assert capsys.readouterr().err == "error: ZeroDivisionError: a mistake of ours\n"
+    assert run("evaluate", ensemble, *QUICK, "--verbose") == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_every_attack_has_a_name_that_works(name: str, ensemble: str, capsys: Any) -> None:
+    if name == "linear_arc":
+        assert attack_named(name).rho == 0.05
+        return
+    cheap = {"tight": ["--preset", "quick"]}.get(name, ["--steps", "2"])
+    arguments = ["--data", "digits", "--limit", "6", "--eps", "0.1", "--attack", name, *cheap, "--json"]
+    assert run("evaluate", ensemble, *arguments) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 6
+
+
+def test_restarts_start_at_random() -> None:
+    attack = attack_named("adaptive_pgd", 3, steps=2, seed=5)
+    assert attack.n == 3 and attack.attack.random_init and attack.attack.seed == 5
+    with pytest.raises(InputError, match="deterministic"):
+        attack_named("arc", 3)
+
+
+def test_data_commands(capsys: Any) -> None:
+    assert run("data", "list", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["sets"]
+    assert {"digits", "cifar10"} <= {row["name"] for row in rows}
+    assert run("data", "check", "digits") == 0
+    assert run("data", "get", "digits") == 0
+    assert "digits test" in capsys.readouterr().out
+    assert run("data", "get", "digts") == 2
+
+
+def test_import_refuses_what_it_does_not_know(tmp_path: Path, capsys: Any) -> None:
+    assert run("import", "dvrge", tmp_path / "x.pth", "--out", tmp_path / "rec") == 2
+    assert "did you mean 'dverge'" in capsys.readouterr().err
+    assert run("import", "dverge", tmp_path / "x.pth", "--out", tmp_path / "rec") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_numbers_as_people_type_them() -> None:
+    assert number("eps", "8/255") == 8 / 255 and number("eps", " 0.5") == 0.5
+    assert numbers("alpha", "1/3, 2/3") == [1 / 3, 2 / 3]
+    for text in ("", "8/", "inf", "nan", "eight"):
+        with pytest.raises(InputError, match="8/255"):
+            number("eps", text)
+
+
+def recarc(*arguments: object, module: bool = True, **settings: Any) -> subprocess.CompletedProcess[str]:
+    start = [sys.executable, "-m", "recarc"] if module else [str(Path(sys.executable).parent / "recarc")]
+    return subprocess.run([*start, *map(str, arguments)], capture_output=True, text=True, timeout=300, **settings)
+
+
+def test_both_ways_to_call_it_and_help_without_torch() -> None:
+    for module in (True, False):
+        assert recarc("--version", module=module).stdout.startswith("recarc ")
+    script = (
+        "import sys\nfrom recarc.cli.app import run\nassert run(['evaluate', '--help']) == 0\n"
+        "assert not {'torch', 'pyarrow', 'sklearn', 'scipy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Example: recarc evaluate" in done.stdout
+
+
+def test_every_command_has_an_example() -> None:
+    commands = [c for group in (program.app, program.data) for c in group.registered_commands]
+    assert len(commands) >= 8
+    for command in commands:
+        if command.name != "train":
+            assert command.callback is not None and "Example: `recarc" in str(command.callback.__doc__), command.name
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on(ensemble: str, tmp_path: Path) -> None:
+    knobs = ["--data", "digits", "--limit", "200", "--eps", "0.1", "--attack", "arc", "--steps", "20"]
+    knobs += ["--shard-size", "4", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "recarc", "evaluate", ensemble, *knobs, "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while len(list((tmp_path / "run").glob("*.parquet"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    done = len(list((tmp_path / "run").glob("*.parquet")))
+    assert 2 <= done < 50
+    assert process.returncode == 3 and out == ""
+    assert "the same command goes on" in err and "Traceback" not in err
+    assert run("show", tmp_path / "run") == 0
+    rest = recarc(*command[3:], env=environment)
+    assert rest.returncode == 0 and json.loads(rest.stdout)["complete"]
+
+
+def test_a_full_disk_is_one_line(ensemble: str, tmp_path: Path) -> None:
+    """A limit on the size of files stands for a disk that is full: the system refuses the write."""
+    script = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500))\n"
+        "from recarc.cli.app import run\n"
+        "sys.exit(run(sys.argv[1:]))"
+    )
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", script, "evaluate", ensemble, *QUICK, "--limit", "200", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "cannot write" in done.stderr and "run the same command again" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(f.name for f in out.iterdir() if f.name != ".lock") == ["run.json"]
+
+
+def test_the_ensemble_is_not_touched(ensemble: str, tmp_path: Path) -> None:
+    before = {f.name: f.read_bytes() for f in Path(ensemble).iterdir()}
+    assert run("evaluate", ensemble, *QUICK, "--quiet") == 0
+    assert {f.name: f.read_bytes() for f in Path(ensemble).iterdir()} == before
+    assert len(load_ensemble(ensemble)) == 2

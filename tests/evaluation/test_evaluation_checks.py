@@ -1,0 +1,100 @@
+"""Each warning appears where it should, says what to do, and stays away elsewhere."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runs import BALL, QUICK, problem
+from torch import Tensor, nn
+
+from recarc import Ball, RandomizedEnsemble, evaluate
+from recarc.attacks import Outcome
+from recarc.evaluation import RecarcWarning
+
+
+def warned(ensemble: Any, attack: Any = QUICK, data: Any = None, ball: Ball = BALL) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        evaluate(ensemble, attack, data or problem()[1], ball)
+    return [str(w.message) for w in caught if issubclass(w.category, RecarcWarning)]
+
+
+def test_a_sound_evaluation_is_silent() -> None:
+    assert warned(problem()[0]) == []
+
+
+def member(index: int = 0) -> Any:
+    return problem()[0].members[index]
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = member()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + torch.randn(5)
+
+
+class Saturated(nn.Module):
+    """A softmax that is exactly one-hot, then its logarithm: no gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1e6 * member()(x)
+
+
+@pytest.mark.parametrize(
+    "broken, message, advice",
+    [
+        (lambda: nn.Sequential(member(), nn.Softmax(1)).eval(), "look like probabilities", "take the softmax out"),
+        (lambda: Noisy().eval(), "different outputs on the same inputs", "average"),
+        (lambda: Saturated().eval(), "gradient of member 0 vanishes on", "loss='margin'"),
+        (lambda: lambda x: member()(x).detach(), "no gradient in its input", "detach"),
+        (lambda: member().train(), "train mode", "call .eval()"),
+    ],
+)
+def test_members(broken: Any, message: str, advice: str) -> None:
+    def nothing(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        return x
+
+    found = warned(RandomizedEnsemble([broken()]), nothing)
+    assert any(message in text and advice in text for text in found), found
+
+
+def test_chance_level() -> None:
+    ensemble, (x, y) = problem(60)
+    found = warned(ensemble, data=(x, (y + 1) % 5))
+    assert any("chance level" in text and "normalisation" in text for text in found)
+
+
+def test_no_box_for_images() -> None:
+    assert any("pass box=(0, 1)" in text for text in warned(problem()[0], ball=Ball("linf", 0.1, box=None)))
+
+
+class Flattered:
+    """A staged attack whose last stage finds much more than AdaptivePGD."""
+
+    def outcome(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Outcome:
+        x_adv = QUICK(ensemble, x, y, ball)
+        return Outcome([(1.0, x_adv)], {"adaptive_pgd": ensemble.predictions(x), "last": ensemble.predictions(x_adv)})
+
+
+def test_adaptive_pgd_far_above_the_worst() -> None:
+    found = warned(problem()[0], Flattered(), ball=Ball("linf", 0.5))
+    assert any("AdaptivePGD alone would report" in text and "publish the worst" in text for text in found)
+
+
+def test_nan() -> None:
+    x, y = problem()[1]
+    x = x.clamp(max=0.9)
+    x[3, 0] = 0.999
+
+    def broken(u: Tensor) -> Tensor:
+        return torch.where(u[:, :1] > 0.99, torch.nan, member()(u))
+
+    found = warned(broken, data=(x, y), ball=Ball("linf", 1e-4))
+    assert any("NaN logits" in text and "[3]" in text for text in found), np.array(found)

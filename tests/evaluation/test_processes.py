@@ -1,0 +1,73 @@
+"""Real torchrun processes: the same records for any number of them, and a rank that dies is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import records_of
+
+from recarc import RandomizedEnsemble, save_ensemble
+from recarc.models import build
+
+HERE = Path(__file__).parent
+RUN = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    paths = os.pathsep.join([str(HERE), str(HERE.parent)])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "PYTHONWARNINGS": "ignore", **more}
+
+
+def called(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environment(**more), capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def ensemble(tmp_path: Path) -> Path:
+    return save_ensemble(RandomizedEnsemble([build("cnn", 10, 1, 8, width=4) for _ in range(2)]), tmp_path / "rec")
+
+
+def test_two_processes_give_the_records_of_one(ensemble: Path, tmp_path: Path) -> None:
+    knobs = {
+        "--data": "digits",
+        "--limit": "60",
+        "--eps": "0.1",
+        "--attack": "arc",
+        "--steps": "2",
+        "--shard-size": "8",
+    }
+    words = [word for pair in knobs.items() for word in pair]
+    command = ["-m", "recarc", "evaluate", str(ensemble), *words, "--json", "--out"]
+    one = called(sys.executable, *command, str(tmp_path / "one"))
+    assert one.returncode == 0, one.stderr
+    two = called(*RUN, *command, str(tmp_path / "two"))
+    assert two.returncode == 0, two.stderr
+    assert len(records_of(tmp_path / "one")) == 8
+    assert records_of(tmp_path / "one") == records_of(tmp_path / "two")
+    figures = [json.loads(done.stdout)["robust_accuracy"] for done in (one, two)]
+    assert figures[0] == figures[1]
+
+
+def test_a_dead_rank_fails_the_run_which_goes_on_with_another_number(tmp_path: Path) -> None:
+    script = str(HERE / "dying_rank.py")
+    assert called(sys.executable, script, str(tmp_path / "whole")).returncode == 0
+    broken = called(*RUN, script, str(tmp_path / "run"), DYING_RANK="1")
+    assert broken.returncode != 0
+    assert 2 <= len(records_of(tmp_path / "run")) < 16
+    assert called(sys.executable, script, str(tmp_path / "run")).returncode == 0
+    assert records_of(tmp_path / "run") == records_of(tmp_path / "whole")
+
+
+def test_bad_input_fails_on_every_rank_at_once(ensemble: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.tex").write_text("years of work")
+    command = ["-m", "recarc", "evaluate", str(ensemble), "--data", "digits", "--limit", "8", "--eps", "0.1"]
+    done = called(*RUN, *command, "--out", str(tmp_path / "taken"))
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if line.startswith("[rank 0]")]
+    assert len(said) == 1 and "error:" in said[0] and "thesis.tex" in said[0]
