@@ -250,14 +250,15 @@ def tight(b: Bench) -> None:
 
 def tuned(b: Bench) -> dict[str, Any]:
     """The fastest way to run members on this machine, by the time of one linearisation with three planes."""
-    choices: list[dict[str, Any]] = [{"compile": False, "graphs": False, "tile": 2048}]
+    plain: dict[str, Any] = {"compile": False, "graphs": False, "tile": 2048, "pad": False}
+    compiled = plain | {"compile": True}
+    choices = [plain, plain | {"pad": True}, plain | {"graphs": True, "tile": 512}]
     if b.args.compile:
-        choices = [{"compile": True, "graphs": False, "tile": 2048}, {"compile": True, "graphs": True, "tile": 512}]
-        choices += [{"compile": True, "graphs": True, "tile": 1024}, {"compile": False, "graphs": True, "tile": 512}]
-        choices += [{"compile": False, "graphs": False, "tile": 2048}]
+        choices += [compiled, compiled | {"pad": True}, compiled | {"pad": True, "graphs": True, "tile": 512}]
+        choices += [compiled | {"graphs": True, "tile": 1024}]
     precision, count = b.args.precisions[-1], min(4096, len(b.x))
     x = b.x[:count]
-    best, fastest = choices[-1], float("inf")
+    best, fastest = plain, float("inf")
     for choice in choices:
         try:
             with warnings.catch_warnings(record=True) as warned:

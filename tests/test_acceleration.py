@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from recarc import ARC, PGD, AdaptivePGD, Ball, InputError, RandomizedEnsemble
+from recarc import ARC, PGD, AdaptivePGD, Ball, InputError, RandomizedEnsemble, evaluate
 from recarc.acceleration import FastMember, accelerate
 from recarc.attacks import AutoPGD, Climb
 from recarc.attacks.linearize import nearest_plane
@@ -53,10 +54,12 @@ def ensemble_of(dtype: torch.dtype = torch.float32, members: int = 3) -> Randomi
     return RandomizedEnsemble([convolutional(i, dtype) for i in range(members)], [0.5, 0.3, 0.2][:members])
 
 
-@pytest.mark.parametrize("tile", [None, 1, 5, 64])
-def test_logits_and_gradients_are_the_same_in_float32(tile: int | None) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"tile": 1}, {"tile": 5}, {"tile": 5, "one_size": True}, {"tile": 64, "pad": True}], ids=str
+)
+def test_logits_and_gradients_are_the_same_in_float32(settings: dict[str, Any]) -> None:
     ensemble, x = ensemble_of(), points(13, 2, 4, 4, dtype=torch.float32)
-    fast = accelerate(ensemble, tile=tile)
+    fast = accelerate(ensemble, **settings)
     for member, quick in zip(ensemble.members, fast.members):
         u, v = x.clone().requires_grad_(), x.clone().requires_grad_()
         expected, found = member(u), quick(v)
@@ -144,6 +147,17 @@ def test_members_that_cannot_be_traced_run_unfolded() -> None:
 
     member, x = Branching(), points(4, 2, 4, 4, dtype=torch.float32)
     torch.testing.assert_close(accelerate(member).logits(x)[0], member(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+def test_evaluate_searches_with_the_accelerated_members_and_judges_with_the_given_ones(precision: str) -> None:
+    ensemble, x = ensemble_of(), points(40, 2, 4, 4, dtype=torch.float32)
+    y, ball = labels_of(ensemble, x), Ball("linf", 0.06)
+    plain = evaluate(ensemble, ARC(steps=3), (x, y), ball, progress=False)
+    fast = evaluate(ensemble, ARC(steps=3), (x, y), ball, precision=precision, progress=False)
+    apart = evaluate(ensemble, ARC(steps=3), (x, y), ball, precision=precision, batch_size=7, progress=False)
+    assert fast.robust_accuracy == pytest.approx(plain.robust_accuracy, abs=0.05)
+    assert fast.robust_accuracy == apart.robust_accuracy
 
 
 def test_unknown_precision_is_refused() -> None:

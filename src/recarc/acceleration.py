@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -23,7 +24,8 @@ from recarc.models.folding import fold_batch_norm
 PRECISIONS = ("float32", "tf32", "bfloat16")
 TILE = {"cuda": 1024, "cpu": 256}  # images at once: fills an H200, and a layer's activations stay in its cache
 STEPS_OF_TILE = 4  # the last tile is padded to a multiple of a quarter, so that few sizes occur
-WORTH_COMPILING = {"cuda": 200_000, "cpu": 20_000}  # images through a member, above which half a minute pays off
+WORTH_COMPILING = {"cuda": 20_000_000, "cpu": 50_000}  # images through a member, above which a minute pays off
+CHANNELS = {"float32": 4, "tf32": 4, "bfloat16": 8}  # 16 bytes a pixel, what matrix units read at once
 WARMUP = 3  # passes before capture: libraries choose their kernels and allocate their workspaces
 AGREEMENT = 0.02  # relative difference of a captured pass from a plain one; rounding stays far below
 
@@ -36,6 +38,8 @@ class Settings:
     compile: bool = False
     graphs: bool = False
     tile: int = 256
+    one_size: bool = False
+    pad: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -51,12 +55,16 @@ def accelerate(
     compile: bool | None = None,
     graphs: bool = False,
     tile: int | None = None,
+    one_size: bool = False,
+    pad: bool = False,
     work: int = 0,
 ) -> RandomizedEnsemble:
     """A copy of the ensemble to search with: the same functions up to rounding, several times faster.
 
     `compile`: None decides by `work`, the number of images that will pass through each member. `graphs` captures
-    each tile as CUDA graphs (small tiles only). Callables that are no modules are used as they are.
+    each tile as CUDA graphs (small tiles only). With `one_size` every tile is padded to the full size, so that a
+    sample's figures do not depend on the rest of its batch. `pad` fills the channels of images up to what matrix
+    units are made for. Callables that are no modules are used as they are.
     """
     ensemble = as_ensemble(ensemble)
     device = ensemble.device_of_members() or torch.device("cpu")
@@ -66,6 +74,8 @@ def accelerate(
         compile=work >= WORTH_COMPILING[kind] if compile is None else compile,
         graphs=graphs and kind == "cuda",
         tile=TILE[kind] if tile is None else tile,
+        one_size=one_size,
+        pad=pad,
     )
     if settings.compile:
         _prepare_compiler()
@@ -86,8 +96,10 @@ class FastMember(nn.Module):
         super().__init__()
         self.settings = settings
         folded = _folded(member)
-        self.search = _body(folded, settings.precision)
-        self.score = self.search if settings.precision != "bfloat16" else _body(folded, "tf32")
+        own = next((p.dtype for p in folded.parameters() if p.is_floating_point()), None)
+        self.dtype = own if settings.precision == "float32" else torch.float32
+        self.search = _body(folded, settings.precision, settings.pad)
+        self.score = self.search if settings.precision != "bfloat16" else _body(folded, "tf32", settings.pad)
         self._search_call = _Call(self.search, settings.precision, settings.compile)
         self._score_call = _Call(self.score, _scoring(settings.precision), settings.compile)
         self._slots: dict[tuple[Any, ...], _Slot] = {}
@@ -96,7 +108,7 @@ class FastMember(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not len(x):
-            return self.score(x)
+            return self.score(x.to(self.dtype)).to(x.dtype)
         if torch.is_grad_enabled() and x.requires_grad:
             return _Differentiable.apply(x, self)
         with torch.no_grad():
@@ -108,8 +120,11 @@ class FastMember(nn.Module):
 
     def _padded(self, part: Tensor) -> Tensor:
         """Filled up to one of few sizes: CUDA libraries choose, and graphs fix, their kernels by size."""
-        quarter = max(1, self.settings.tile // STEPS_OF_TILE)
-        missing = -len(part) % quarter if part.device.type == "cuda" else 0
+        unit = self.settings.tile
+        if not self.settings.one_size:
+            unit = max(1, unit // STEPS_OF_TILE) if part.device.type == "cuda" else 1
+        missing = -len(part) % unit
+        part = part.to(self.dtype)
         return torch.cat([part, part[:1].expand(missing, *part.shape[1:])]) if missing else part
 
     def _scored(self, part: Tensor) -> Tensor:
@@ -296,8 +311,31 @@ def _folded(member: nn.Module) -> nn.Module:
     return folded.requires_grad_(False)
 
 
-def _body(folded: nn.Module, precision: str) -> nn.Module:
-    body = copy.deepcopy(folded)
+class _PaddedConv(nn.Module):
+    """A convolution of few channels as one of `channels`, the new ones zero."""
+
+    def __init__(self, conv: nn.Conv2d, channels: int) -> None:
+        super().__init__()
+        self.missing = channels - conv.in_channels
+        self.conv = copy.deepcopy(conv)
+        self.conv.in_channels = channels
+        weight = F.pad(conv.weight.detach(), (0, 0, 0, 0, 0, self.missing))
+        self.conv.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.pad(x, (0, 0, 0, 0, 0, self.missing)))
+
+
+def _padded_convolutions(body: nn.Module, channels: int) -> None:
+    for name, conv in list(body.named_modules()):
+        if isinstance(conv, nn.Conv2d) and conv.in_channels < channels and conv.groups == 1:
+            body.set_submodule(name, _PaddedConv(conv, channels))
+
+
+def _body(folded: nn.Module, precision: str, pad: bool) -> nn.Module:
+    body = copy.deepcopy(folded) if precision == "float32" else copy.deepcopy(folded).float()
+    if pad and not isinstance(body, nn.Conv2d):
+        _padded_convolutions(body, CHANNELS[precision])
     if any(p.dim() == 4 for p in body.parameters()):
         body = body.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if precision == "bfloat16":

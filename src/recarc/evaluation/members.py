@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from recarc.acceleration import TILE, FastMember, accelerate
 from recarc.ensemble import Member, RandomizedEnsemble
 from recarc.errors import unknown
 
-PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+PRECISIONS = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "tf32": torch.float32,
+    "bfloat16": torch.bfloat16,
+}
+ACCELERATED = ("tf32", "bfloat16")  # searched with folded members in their own tiles
 
 
 @dataclass
@@ -32,7 +39,7 @@ class TiledMember(nn.Module):
     else is in the batch, so records do not depend on batch size, on the samples an attack has left, or on ranks.
     """
 
-    def __init__(self, member: Member, tile: int, passes: Passes, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, member: Member, tile: int | None, passes: Passes, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.member = member
         self.tile = tile
@@ -45,18 +52,22 @@ class TiledMember(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         count = len(x)
         self.passes.forward += count
-        wanted = dtype_of(self.member) or self.dtype or x.dtype
-        logits = torch.cat([self._one_tile(part) for part in x.to(wanted).split(self.tile)]).to(x.dtype)
+        if self.tile is None:  # the member has tiles of its own
+            logits = self.member(x)
+        else:
+            wanted = dtype_of(self.member) or self.dtype or x.dtype
+            parts = [self._one_tile(part, self.tile) for part in x.to(wanted).split(self.tile)]
+            logits = torch.cat(parts).to(x.dtype)
         if logits.requires_grad:
             logits.register_hook(lambda _: self._count_backward(count))
         return logits
 
-    def _one_tile(self, part: Tensor) -> Tensor:
+    def _one_tile(self, part: Tensor, tile: int) -> Tensor:
         count = len(part)
-        if count == self.tile:
+        if count == tile:
             return self.member(part)
         filler = part[:1].detach() if count else part.new_zeros(1, *part.shape[1:])
-        padding = filler.expand(self.tile - count, *part.shape[1:])
+        padding = filler.expand(tile - count, *part.shape[1:])
         return self.member(torch.cat([part, padding]))[:count]
 
     def _count_backward(self, count: int) -> None:
@@ -73,7 +84,19 @@ def dtype_of(member: Member) -> torch.dtype | None:
 def tiled(ensemble: RandomizedEnsemble, tile: int, passes: Passes, precision: str | None = None) -> RandomizedEnsemble:
     """The ensemble with tiled members; with a precision other than a member's own, on a converted copy of it."""
     dtype = None if precision is None else precision_named(precision)
-    members = [TiledMember(_converted(m, dtype), tile, passes, dtype) for m in ensemble.members]
+    if precision in ACCELERATED:
+        device = ensemble.device_of_members()
+        size = max(tile, TILE["cuda"]) if device is not None and device.type == "cuda" else tile
+        fast = accelerate(ensemble, precision, tile=size, one_size=True)
+        return _with_members(ensemble, [_counted(m, tile, passes) for m in fast.members])
+    return _with_members(ensemble, [TiledMember(_converted(m, dtype), tile, passes, dtype) for m in ensemble.members])
+
+
+def _counted(member: Member, tile: int, passes: Passes) -> TiledMember:
+    return TiledMember(member, None if isinstance(member, FastMember) else tile, passes)
+
+
+def _with_members(ensemble: RandomizedEnsemble, members: Sequence[Member]) -> RandomizedEnsemble:
     proxy = RandomizedEnsemble(members, ensemble.alpha)
     proxy.alpha = ensemble.alpha  # to the last bit, not normalised a second time
     return proxy
