@@ -35,6 +35,7 @@ from common import (
     images,
     median,
     record,
+    recorded,
     wait,
 )
 from common import seconds as timed
@@ -330,6 +331,20 @@ def one_pass(b: Bench) -> float | None:
     return b._peak_since(before)
 
 
+def figures(b: Bench, name: str, reference: float | None) -> dict[str, Any]:
+    return {
+        "ensemble": name,
+        "images": len(b.x),
+        "steps": b.args.steps,
+        "ball": str(b.ball),
+        "settings": b.settings,
+        "rows": [asdict(row) for row in b.rows],
+        "ceilings": asdict(b.limits),
+        "flops_of_a_pass": b.flops,
+        "one_forward_backward_gib": reference,
+    }
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ensemble", help="an ensemble folder; without it a pair of ResNet-20s is trained briefly")
@@ -392,21 +407,11 @@ def main() -> None:
         b.settings = tuned(b)
     reference = one_pass(b)
     groups = {"arc": arc, "adaptive_pgd": adaptive_pgd, "pgd": pgd, "autopgd": autopgd, "tight": tight}
+    earlier = recorded(args.json) if args.json is not None else []
     for group in args.only.split(","):
         groups[group](b)
-    figures = {
-        "ensemble": name,
-        "images": len(x),
-        "steps": args.steps,
-        "ball": str(b.ball),
-        "settings": b.settings,
-        "rows": [asdict(row) for row in b.rows],
-        "ceilings": asdict(b.limits),
-        "flops_of_a_pass": b.flops,
-        "one_forward_backward_gib": reference,
-    }
-    if args.json is not None:
-        record("attacks", figures, device, args.json)
+        if args.json is not None:  # after each group, so that a run cut short leaves what it has
+            record("attacks", figures(b, name, reference), device, args.json, earlier)
     peak = ", ".join(f"{k} {v / 1e12:.3g} TFLOP/s" for k, v in b.limits.flops.items())
     print(f"\nmembers run with {b.settings}; ceilings: {peak}, {b.limits.bytes / 1e9:.4g} GB/s")
     if reference is not None:

@@ -192,9 +192,15 @@ def median(times: list[float]) -> float:
     return statistics.median(times)
 
 
-def record(what: str, figures: Any, device: torch.device, path: Path) -> None:
-    """Append one entry to the results file."""
-    entries = json.loads(path.read_text()) if path.exists() else []
+def recorded(path: Path) -> list[dict[str, Any]]:
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def record(
+    what: str, figures: Any, device: torch.device, path: Path, before: list[dict[str, Any]] | None = None
+) -> None:
+    """Append one entry to the results file, or to the entries `before`: the same run may write itself again."""
+    entries = list(recorded(path) if before is None else before)
     entries.append(
         {
             "what": what,
