@@ -1,0 +1,84 @@
+"""The HTML page: one file, no network, everything that comes from outside escaped."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from recarc.errors import InputError
+from recarc.report.content import Report
+from recarc.report.curves import eps_text
+from recarc.report.gallery import colours, data_uri
+from recarc.report.svg import curve_svg, legend_mark, rescoring_svg
+
+
+def render(report: Report) -> str:
+    """The page as text."""
+    environment = Environment(
+        loader=PackageLoader("recarc.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"percent": percent, "points": points, "eps": eps_text, "pretty": pretty}
+    environment.globals |= {
+        "curve_svg": curve_svg,
+        "rescoring_svg": rescoring_svg,
+        "legend_mark": legend_mark,
+        "data_uri": data_uri,
+        "colours": colours,
+        "trusted": Markup,
+        "asset": lambda name: Markup(_asset(environment, name)),
+        "attack_text": attack_text,
+    }
+    return environment.get_template("page.html").render(r=report)
+
+
+def write_page(report: Report, path: str | Path) -> Path:
+    """Writes the page as a whole or not at all."""
+    target = Path(path)
+    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(render(report), encoding="utf-8")
+        aside.replace(target)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}; choose another place with --out") from None
+    finally:
+        aside.unlink(missing_ok=True)
+    return target
+
+
+def percent(fraction: float, digits: int = 1) -> str:
+    return f"{100 * fraction:.{digits}f}"
+
+
+def points(value: float) -> str:
+    """A difference in points; tiny ones are no difference."""
+    return "0" if abs(value) < 0.05 else f"+{value:.1f}" if value > 0 else f"−{-value:.1f}"
+
+
+def pretty(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def attack_text(attack: Any) -> str:
+    """ARC(steps=20, planes=4): the knobs that are set."""
+    if isinstance(attack, list):
+        return "[" + ", ".join(attack_text(a) for a in attack) + "]"
+    if not isinstance(attack, dict) or "class" not in attack:
+        return str(attack)
+    knobs = (f"{k}={attack_text(v)}" for k, v in attack.items() if k != "class" and v is not None)
+    return f"{attack['class']}({', '.join(knobs)})"
+
+
+def _asset(environment: Environment, name: str) -> str:
+    loader = environment.loader
+    assert loader is not None
+    return loader.get_source(environment, name)[0]

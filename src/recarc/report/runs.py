@@ -1,0 +1,160 @@
+"""Runs as a report sees them: an evaluation with a name, its environment and the command that repeats it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recarc.errors import InputError
+from recarc.evaluation.configuration import Json, canonical
+from recarc.evaluation.folder import RUN, RunFolder
+from recarc.evaluation.result import Evaluation
+
+TITLES = {
+    "Tight": "Tight",
+    "AdaptivePGD": "AdaptivePGD",
+    "ARC": "ARC",
+    "RandomAttacker": "PGD",
+    "PGD": "PGD on one member",
+    "AutoPGD": "AutoPGD",
+    "Climb": "Climb",
+    "CarliniWagner": "C&W",
+    "LinearARC": "LinearARC",
+}
+COMMANDS = {
+    "Tight": "tight",
+    "AdaptivePGD": "adaptive_pgd",
+    "ARC": "arc",
+    "RandomAttacker": "pgd",
+    "PGD": "pgd1",
+    "AutoPGD": "autopgd",
+    "Climb": "climb",
+    "CarliniWagner": "cw",
+    "LinearARC": "linear_arc",
+}
+ORDER = ("PGD", "AdaptivePGD", "ARC")  # then the others, then Tight
+OPTIONS = ("preset", "steps", "step_size", "planes", "loss", "seed")  # of `recarc evaluate`
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder (or an evaluation that was never saved)."""
+
+    name: str
+    evaluation: Evaluation
+    environment: Json = field(default_factory=dict)
+
+    @property
+    def configuration(self) -> Json:
+        return self.evaluation.configuration
+
+    @property
+    def attack(self) -> Json:
+        told = self.configuration.get("attack")
+        return told if isinstance(told, dict) else {"class": str(told or "attack")}
+
+    @property
+    def title(self) -> str:
+        """The attack's name as people say it."""
+        return attack_title(self.attack)
+
+    @property
+    def alpha(self) -> list[float]:
+        return [float(a) for a in self.evaluation.alpha]
+
+    @property
+    def eps(self) -> float | None:
+        eps = (self.configuration.get("ball") or {}).get("eps")
+        return float(eps) if isinstance(eps, (int, float)) else None
+
+    @property
+    def problem(self) -> str:
+        """What was attacked, whatever the attack: runs that share it can be compared sample by sample."""
+        told = {key: self.configuration.get(key) for key in ("ball", "alpha", "members", "data")}
+        return canonical(told)
+
+    @property
+    def geometry(self) -> str:
+        """As `problem`, but for any alpha: perturbations of one such run are allowed in another."""
+        return canonical({key: self.configuration.get(key) for key in ("ball", "members", "data")})
+
+    def command(self, ensemble: str = "ENSEMBLE") -> str:
+        """The command line that repeats the run; as it was typed, where the run says so."""
+        typed = self.environment.get("command")
+        return str(typed) if typed else rebuilt_command(self, ensemble)
+
+
+def place(title: str) -> int:
+    """Sorts attacks from the usual to the strongest."""
+    return ORDER.index(title) if title in ORDER else len(ORDER) + (title == "Tight")
+
+
+def attack_title(attack: Json) -> str:
+    kind = str(attack.get("class", "attack"))
+    title = TITLES.get(kind, kind)
+    if kind == "ARC" and attack.get("variant") == "corrected":
+        return "ARC, corrected"
+    if kind == "PGD":
+        return f"PGD on member {int(attack.get('member', 0)) + 1}"
+    inner = attack.get("attack")
+    if kind == "RandomAttacker" and isinstance(inner, dict) and inner.get("class") != "PGD":
+        return attack_title(inner)
+    if kind == "Restarts" and isinstance(inner, dict):
+        return f"{attack_title(inner)}, {attack.get('n')} restarts"
+    return title
+
+
+def rebuilt_command(run: Run, ensemble: str) -> str:
+    """From the configuration, which knows all but where the ensemble's folder is."""
+    told, attack = run.configuration, run.attack
+    kind = "corrected_arc" if attack.get("variant") == "corrected" else COMMANDS.get(str(attack.get("class")))
+    if kind is None or not told:
+        return ""
+    data, ball = told.get("data") or {}, told.get("ball") or {}
+    words = ["recarc", "evaluate", ensemble, "--data", str(data.get("name"))]
+    words += ["--norm", str(ball.get("norm")), "--eps", f"{run.eps:.12g}" if run.eps is not None else "EPS"]
+    words += ["--alpha", ",".join(f"{a:.12g}" for a in run.alpha), "--attack", kind]
+    inner = attack.get("attack") if kind == "pgd" else attack
+    for option in OPTIONS:
+        value = (inner or {}).get(option)
+        if value is not None:
+            words += [f"--{option.replace('_', '-')}", f"{value:.12g}" if isinstance(value, float) else str(value)]
+    words += ["--limit", str(data.get("samples"))]
+    words += ["--save-inputs"] if told.get("save_inputs") else []
+    return shlex.join([*words, "--out", run.name])
+
+
+def load_runs(paths: Sequence[str | Path]) -> list[Run]:
+    """Every run folder among or below these paths, in a stable order; the same run twice counts once."""
+    runs: list[Run] = []
+    seen: set[Path] = set()
+    for path in map(Path, paths):
+        for folder, name in _folders(path):
+            if folder.resolve() not in seen:
+                seen.add(folder.resolve())
+                environment = RunFolder.open(folder).run.get("environment") or {}
+                runs.append(Run(name, Evaluation.load(folder, partial=True), dict(environment)))
+    if not runs:
+        raise InputError("no runs were given; name at least one run folder")
+    return runs
+
+
+def _folders(path: Path) -> list[tuple[Path, str]]:
+    if (path / RUN).exists():
+        return [(path, path.name or str(path))]
+    if not path.is_dir():
+        raise InputError(f"{path} does not exist; expected a run folder (with {RUN}) or a folder of them")
+    found = sorted((file.parent for file in path.rglob(RUN)), key=lambda p: _natural(str(p.relative_to(path))))
+    if not found:
+        raise InputError(f"{path} holds no run: expected {RUN} in it or below it")
+    return [(folder, str(folder.relative_to(path))) for folder in found]
+
+
+def _natural(text: str) -> list[Any]:
+    """Sorts eps=2 before eps=10."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [(1, float(part), "") if i % 2 else (0, 0.0, part) for i, part in enumerate(parts)]

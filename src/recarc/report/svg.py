@@ -1,0 +1,162 @@
+"""Small plots as inline SVG: drawn here, so that they print and need no script; the page adds hover and toggles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from recarc.report.curves import Curve, Series
+from recarc.report.rescoring import Rescoring
+
+WIDTH, HEIGHT = 560, 380
+LEFT, RIGHT, TOP, BOTTOM = 52, 16, 16, 58
+MARKS = ("circle", "square", "diamond", "triangle", "cross", "ring", "bar")
+DASHES = {"floor": "2 4", "clean": "7 4", "best": "10 3 2 3"}
+STEPS = 40  # of a re-scored line
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The axes of a plot: x from data to picture, y in percent."""
+
+    low: float
+    high: float
+    logarithmic: bool = False
+
+    def x(self, value: float) -> float:
+        a, b, v = (math.log(t) if self.logarithmic else t for t in (self.low, self.high, value))
+        return LEFT + (WIDTH - LEFT - RIGHT) * ((v - a) / (b - a) if b > a else 0.5)
+
+    def y(self, fraction: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - fraction)
+
+
+def curve_svg(curve: Curve, number: int) -> Markup:
+    """A plot of a sweep; each series in its own group, so that it can be switched off."""
+    xs = curve.xs
+    frame = Frame(xs[0], xs[-1], curve.logarithmic)
+    parts = [_axes(frame, curve.label, [(x, curve.text(x)) for x in _thinned(xs)])]
+    parts += [_series(series, frame, k, curve.text) for k, series in enumerate(curve.series)]
+    parts.append(Markup('<line class="guide" y1="{}" y2="{}" hidden=""/>').format(TOP, HEIGHT - BOTTOM))
+    names = ", ".join(series.name for series in curve.series)
+    about = f"Accuracy in percent against {curve.label}, for {names}. The figures are in the table below the plot."
+    return _picture(Markup("").join(parts), f"curve-{number}", about)
+
+
+def rescoring_svg(found: Rescoring) -> Markup:
+    """Two members: the bracket over the first one's probability, with a cursor for the slider."""
+    frame = Frame(0.0, 1.0)
+    grid = [k / STEPS for k in range(STEPS + 1)]
+    worst = [(frame.x(a), frame.y(found.worst((a, 1 - a)))) for a in grid]
+    parts = [_axes(frame, "sampling probability of member 1", [(a, f"{a:g}") for a in (0, 0.25, 0.5, 0.75, 1)])]
+    floor = next((line for line in found.lines if line.role == "floor"), None)
+    if floor is not None:
+        below = [(frame.x(a), frame.y(floor.at((a, 1 - a)))) for a in reversed(grid)]
+        parts.append(Markup('<polygon class="bracket" points="{}"/>').format(_points([*worst, *below])))
+    for line in found.lines:
+        ends = [(frame.x(a), frame.y(line.at((a, 1 - a)))) for a in (0.0, 1.0)]
+        parts.append(_group(line.name, line.role, _line(ends, line.role)))
+    parts.append(_group("Worst of all saved patterns", "worst", _line(worst, "worst")))
+    x = frame.x(found.alpha[0])
+    parts.append(
+        Markup(
+            '<line id="alpha-cursor" class="cursor" x1="{x}" x2="{x}" y1="{}" y2="{}" data-left="{}" data-span="{}"/>'
+        ).format(TOP, HEIGHT - BOTTOM, frame.x(0), frame.x(1) - frame.x(0), x=round(x, 2))
+    )
+    about = "Upper bounds and the floor of the robust accuracy against the sampling probability of member 1."
+    return _picture(Markup("").join(parts), "rescoring", about)
+
+
+def _picture(inside: Markup, name: str, about: str) -> Markup:
+    return Markup(
+        '<svg class="plot" id="{name}" viewBox="0 0 {w} {h}" role="img" aria-labelledby="{name}-about">'
+        '<title id="{name}-about">{about}</title>{inside}</svg>'
+    ).format(name=name, w=WIDTH, h=HEIGHT, about=about, inside=inside)
+
+
+def _axes(frame: Frame, label: str, ticks: Sequence[tuple[float, str]]) -> Markup:
+    parts = []
+    for percent in (0, 20, 40, 60, 80, 100):
+        y = frame.y(percent / 100)
+        parts.append(
+            Markup(
+                '<line class="grid" x1="{}" x2="{}" y1="{y}" y2="{y}"/><text x="{}" y="{}" class="tick end">{}</text>'
+            ).format(LEFT, WIDTH - RIGHT, LEFT - 8, y + 5, percent, y=round(y, 1))
+        )
+    for x, text in ticks:
+        parts.append(
+            Markup('<text x="{}" y="{}" class="tick middle">{}</text>').format(
+                round(frame.x(x), 1), HEIGHT - BOTTOM + 22, text
+            )
+        )
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(Markup('<text x="{}" y="{}" class="label middle">{}</text>').format(middle, HEIGHT - 10, label))
+    return Markup("").join(parts)
+
+
+def _series(series: Series, frame: Frame, number: int, text: Callable[[float], str]) -> Markup:
+    ends = [(frame.x(p.x), frame.y(p.estimate.value)) for p in series.points]
+    upper = [(frame.x(p.x), frame.y(p.estimate.high)) for p in series.points]
+    lower = [(frame.x(p.x), frame.y(p.estimate.low)) for p in reversed(series.points)]
+    band = Markup('<polygon class="band" points="{}"/>').format(_points([*upper, *lower]))
+    data = 'data-x="{}" data-at="{}" data-text="{}" data-value="{}" data-low="{}" data-high="{}"'
+    marks = Markup("").join(
+        Markup(f'<g class="mark" {data}>{{}}</g>').format(
+            p.x, round(x, 2), text(p.x), p.estimate.value, p.estimate.low, p.estimate.high, _mark(number, x, y)
+        )
+        for p, (x, y) in zip(series.points, ends)
+    )
+    return _group(
+        series.name, series.role, band + _line(ends, series.role) + (Markup("") if series.constant else marks)
+    )
+
+
+def _group(name: str, role: str, inside: Markup) -> Markup:
+    return Markup('<g class="series role-{}" data-series="{}">{}</g>').format(role, name, inside)
+
+
+def _line(ends: Sequence[tuple[float, float]], role: str) -> Markup:
+    dash = Markup(' stroke-dasharray="{}"').format(DASHES[role]) if role in DASHES else ""
+    return Markup('<polyline class="line" points="{}"{}/>').format(_points(ends), dash)
+
+
+def _points(ends: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in ends)
+
+
+def _mark(number: int, x: float, y: float) -> Markup:
+    """A shape of its own for every series: colour is not the only difference."""
+    kind, r = MARKS[number % len(MARKS)], 4.6
+    at = {"x": round(x, 1), "y": round(y, 1)}
+    if kind in ("circle", "ring"):
+        return Markup('<circle class="{}" cx="{x}" cy="{y}" r="{}"/>').format(kind, r, **at)
+    paths = {
+        "square": f"M{x - 4:.1f} {y - 4:.1f}h8v8h-8z",
+        "diamond": f"M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z",
+        "triangle": f"M{x:.1f} {y - 6:.1f}l6 10h-12z",
+        "cross": f"M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10",
+        "bar": f"M{x:.1f} {y - 6:.1f}v12",
+    }
+    return Markup('<path class="{}" d="{}"/>').format(kind, paths[kind])
+
+
+def _thinned(xs: Sequence[float], most: int = 8) -> list[float]:
+    """At most so many ticks, the first and the last among them."""
+    if len(xs) <= most:
+        return list(xs)
+    return [xs[round(k * (len(xs) - 1) / (most - 1))] for k in range(most)]
+
+
+def legend_mark(number: int, role: str) -> Markup:
+    """The line and the shape of a series, for its button."""
+    dash = Markup(' stroke-dasharray="{}"').format(DASHES[role]) if role in DASHES else ""
+    return Markup(
+        '<svg class="swatch series role-{}" viewBox="0 0 30 14" aria-hidden="true">'
+        '<polyline class="line" points="1,7 29,7"{}/>{}</svg>'
+    ).format(role, dash, _mark(number, 15, 7) if number >= 0 else "")
+
+
+__all__ = ["curve_svg", "legend_mark", "rescoring_svg"]
