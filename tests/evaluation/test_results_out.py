@@ -1,0 +1,116 @@
+"""Results out: data frame, CSV, JSON, and the callbacks that feed a tracker."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runs import BALL, QUICK, problem
+
+from recarc import PGD, Evaluation, InputError, RandomAttacker, Tight, evaluate
+from recarc.evaluation.callbacks import Callback, Shard
+from recarc.evaluation.checks import RecarcWarning
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_csv_holds_what_the_figures_follow_from(tmp_path: Path) -> None:
+    ensemble, data = problem(20)
+    result = evaluate(ensemble, Tight("quick"), data, BALL, progress=False)
+    rows = rows_of(result.to_csv(tmp_path / "samples.csv"))
+    assert len(rows) == 20 and list(rows[0])[:5] == ["index", "label", "clean_score", "robust_score", "floor"]
+    right = np.array([[r[f"attacked_{i}"] == r["label"] for r in rows] for i in range(3)])
+    assert np.isclose((result.alpha @ right).mean(), result.robust_accuracy)
+    assert {r["decided_by"] for r in rows} <= {*result.stages, "none"}
+    assert np.isclose(np.mean([float(r["floor"]) for r in rows]), result.floor)
+
+
+def test_csv_of_an_attacker_that_draws(tmp_path: Path) -> None:
+    ensemble, data = problem(6)
+    result = evaluate(ensemble, RandomAttacker(PGD(steps=2)), data, BALL, progress=False)
+    rows = rows_of(result.to_csv(tmp_path / "samples.csv"))
+    assert {"attacked_0_0", "attacked_2_1", "norm_2"} <= set(rows[0])
+    assert np.isclose(np.mean([float(r["robust_score"]) for r in rows]), result.robust_accuracy)
+
+
+def test_pandas() -> None:
+    pytest.importorskip("pandas", reason="pandas is not installed: `make peers`")
+    ensemble, data = problem(10)
+    result = evaluate(ensemble, QUICK, data, BALL, progress=False)
+    frame = result.to_pandas()
+    assert len(frame) == 10 and np.isclose(frame["robust_score"].mean(), result.robust_accuracy)
+    assert frame.attrs["robust_accuracy"] == result.robust_accuracy
+    json.dumps(frame.attrs)
+
+
+def test_without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    ensemble, data = problem(4)
+    result = evaluate(ensemble, QUICK, data, BALL, progress=False)
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(InputError, match=r"install recarc\[pandas\], or use to_csv"):
+        result.to_pandas()
+
+
+class Diary(Callback):
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+
+    def run_started(self, configuration: dict[str, Any], samples: int, shards: int) -> None:
+        self.told.append(("started", (configuration["attack"]["class"], samples, shards)))
+
+    def shard_done(self, shard: Shard) -> None:
+        self.told.append(("shard", shard))
+
+    def run_ended(self, evaluation: Evaluation) -> None:
+        self.told.append(("ended", evaluation))
+
+
+def test_callbacks_hear_three_moments(tmp_path: Path) -> None:
+    ensemble, data = problem(20)
+    diary = Diary()
+    result = evaluate(
+        ensemble, QUICK, data, BALL, progress=False, shard_size=8, out=tmp_path / "run", callbacks=[diary]
+    )
+    assert [moment for moment, _ in diary.told] == ["started", "shard", "shard", "shard", "ended"]
+    assert diary.told[0][1] == ("AdaptivePGD", 20, 3)
+    shards = [told for moment, told in diary.told if moment == "shard"]
+    assert [s.samples for s in shards] == [8, 8, 4]
+    assert np.isclose(sum(s.samples * s.robust_accuracy for s in shards) / 20, result.robust_accuracy)
+    assert diary.told[-1][1] is result
+    again = Diary()
+    evaluate(ensemble, QUICK, data, BALL, progress=False, out=tmp_path / "run", callbacks=[again])
+    assert [moment for moment, _ in again.told] == ["started", "ended"] and again.told[0][1][2] == 0
+
+
+def test_a_tracker_that_fails_does_not_cost_the_run() -> None:
+    class Broken:
+        def shard_done(self, shard: Shard) -> None:
+            raise ConnectionError("no route to the tracker")
+
+    ensemble, data = problem(6)
+    with pytest.warns(RecarcWarning, match=r"Broken.shard_done failed \(ConnectionError: no route.*the run goes on"):
+        assert len(evaluate(ensemble, QUICK, data, BALL, progress=False, callbacks=[Broken()])) == 6
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: `make peers`")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from recarc.adapters.tensorboard import TensorBoard
+
+    ensemble, data = problem(20)
+    result = evaluate(
+        ensemble, QUICK, data, BALL, progress=False, shard_size=8, callbacks=[TensorBoard(tmp_path / "logs")]
+    )
+    events = EventAccumulator(str(tmp_path / "logs"))
+    events.Reload()
+    assert [e.step for e in events.Scalars("so_far/robust_accuracy")] == [8, 16, 20]
+    assert np.isclose(events.Scalars("robust_accuracy")[0].value, result.robust_accuracy)
+    assert np.isclose(events.Scalars("so_far/robust_accuracy")[-1].value, result.robust_accuracy)
