@@ -41,7 +41,7 @@ def test_two_processes_give_the_records_of_one(ensemble: Path, tmp_path: Path) -
         "--steps": "2",
         "--shard-size": "8",
     }
-    words = [word for pair in knobs.items() for word in pair]
+    words = [word for pair in {**knobs, "--shard-size": "8"}.items() for word in pair]
     command = ["-m", "recarc", "evaluate", str(ensemble), *words, "--json", "--out"]
     one = called(sys.executable, *command, str(tmp_path / "one"))
     assert one.returncode == 0, one.stderr
