@@ -50,8 +50,11 @@ def test_figures_by_hand() -> None:
 
 def test_an_attacker_that_draws_is_averaged_exactly() -> None:
     adversarial = np.array([[[1, 0, 0, 0], [0, 1, 0, 0]], [[1, 1, 1, 1], [0, 0, 0, 0]]], dtype=np.int16)
-    result = by_hand(adversarial=adversarial, weights=np.array([0.6, 0.4]), norms=np.zeros((2, 4), dtype=np.float32))
+    norms = np.zeros((2, 4), dtype=np.float32)
+    result = by_hand(adversarial=adversarial, weights=np.array([0.6, 0.4]), norms=norms)
     assert result.robust_scores == pytest.approx([0.75, 0.45, 0.3, 0.3])
+    assert result.cross_robustness is None
+    result = by_hand(adversarial=adversarial, weights=np.array([0.75, 0.25]), norms=norms)
     assert result.cross_robustness is not None
     assert result.cross_robustness.tolist() == [[0.25, 1.0], [0.25, 0.0]]
 
@@ -86,16 +89,20 @@ def test_other_parquet_is_not_records() -> None:
         from_parquet(b"PAR1 not really PAR1")
 
 
-def test_the_random_attacker_gives_the_cross_robustness() -> None:
+@pytest.mark.parametrize("alpha", [[0.5, 0.3, 0.2], [0.2, 0.3, 0.5], [0.6, 0.0, 0.4]])
+def test_the_random_attacker_gives_the_cross_robustness(alpha: list[float]) -> None:
     ensemble, (x, y) = problem()
+    ensemble = ensemble.with_alpha(alpha)
     attack = RandomAttacker(PGD(steps=3))
     result = evaluate(ensemble, attack, (x, y), BALL)
     expected = attack.expected_accuracy(ensemble, x, y, BALL)
     assert result.robust_accuracy == pytest.approx(float(expected.mean()))
-    assert result.cross_robustness is not None
-    for j in range(3):
+    matrix, columns = result.cross_robustness, result.attacked_members
+    assert matrix is not None and columns is not None
+    assert sorted(columns) == [j for j in range(3) if alpha[j] > 0]
+    for column, j in enumerate(columns):
         x_adv = PGD(steps=3, member=j)(ensemble, x, y, BALL)
-        assert result.cross_robustness[:, j] == pytest.approx(ensemble.correct(x_adv, y).double().mean(1).numpy())
+        assert matrix[:, column] == pytest.approx(ensemble.correct(x_adv, y).double().mean(1).numpy())
 
 
 class Staged:

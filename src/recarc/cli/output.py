@@ -30,6 +30,7 @@ def print_evaluation(result: Evaluation) -> None:
 
 
 def _headline(result: Evaluation) -> Table:
+    from rich.markup import escape
     from rich.table import Table
 
     ball, told = result.configuration.get("ball", {}), result.configuration.get("data", {})
@@ -40,9 +41,8 @@ def _headline(result: Evaluation) -> Table:
         f"{len(result)} samples" if result.complete else f"{len(result)} of {result.expected_samples} samples so far"
     )
     table.add_row("data", f"{told.get('name')}{split}, {count}")
-    table.add_row("attack", attack_text(attack))
-    eps = ball.get("eps")
-    table.add_row("ball", f"{ball.get('norm')}, eps {eps:.6g}" if isinstance(eps, float) else f"{ball.get('norm')}")
+    table.add_row("attack", escape(attack_text(attack)))
+    table.add_row("ball", f"{ball.get('norm')}, eps {eps_text(ball.get('eps'))}")
     table.add_row("clean accuracy", str(result.clean))
     table.add_row("robust accuracy", f"[bold]{result.robust}[/bold]")
     if result.floor is not None:
@@ -54,6 +54,14 @@ def _headline(result: Evaluation) -> Table:
 
 def gap(result: Evaluation) -> float:
     return 100 * (result.robust_accuracy - (result.floor or 0.0))
+
+
+def eps_text(eps: Any) -> str:
+    """8/255 where that is what it is."""
+    if not isinstance(eps, (int, float)):
+        return "of each sample"
+    levels = round(255 * eps)
+    return f"{levels}/255" if levels and abs(255 * eps - levels) < 1e-9 and eps < 1 else f"{eps:.6g}"
 
 
 def attack_text(attack: Any) -> str:

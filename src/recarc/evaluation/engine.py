@@ -170,6 +170,9 @@ class _Engine:
     def _todo(self, folder: RunFolder) -> list[int]:
         folder.sweep()
         todo, damaged = folder.pending()
+        begun, now = folder.run["environment"].get("torch"), torch.__version__
+        if todo and begun != now:
+            checks.warn(f"{folder.path} was begun with torch {begun} and goes on with {now}; last bits may differ")
         for k in damaged:
             checks.warn(f"{folder.file(k)} is damaged and will be computed again")
         return todo

@@ -178,10 +178,16 @@ class Evaluation:
         return np.tensordot(self.weights, (self.adversarial_predictions == self.labels).mean(2), axes=1)
 
     @property
+    def attacked_members(self) -> list[int] | None:
+        """(J,) the member each input was made against, heaviest first; None unless the attack is per member."""
+        order = [int(j) for j in np.argsort(-self.alpha, kind="stable") if self.alpha[j] > 0]  # as RandomAttacker goes
+        per_member = len(order) == len(self.weights) and np.allclose(self.weights, self.alpha[order])
+        return order if per_member else None
+
+    @property
     def cross_robustness(self) -> np.ndarray | None:
-        """(M, J) accuracy of member i on the inputs made against member j; None unless the attack is per member."""
-        bits = (self.adversarial_predictions == self.labels).mean(2)
-        return bits.T if len(self.weights) > 1 or len(self.alpha) == 1 else None
+        """(M, J) accuracy of member i on the inputs made against `attacked_members[j]`; None where that is None."""
+        return None if self.attacked_members is None else (self.adversarial_predictions == self.labels).mean(2).T
 
     @property
     def floor_scores(self) -> np.ndarray | None:
@@ -226,6 +232,7 @@ class Evaluation:
             "stages": {name: e.value for name, e in self.stage_accuracies.items()},
             "decided_by": self._decided(),
             "cross_robustness": None if cross is None else cross.tolist(),
+            "attacked_members": self.attacked_members,
             "norm": {"mean": float(self.norms.mean()), "max": float(self.norms.max())},
             "nan": {"samples": len(nan), "indices": nan[:NAMED_INDICES].tolist()},
             "seconds": self.seconds,
