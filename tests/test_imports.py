@@ -15,13 +15,13 @@ PACKAGE = Path(recarc.__file__).parent
 # Bottom-up: a part may import itself and what stands on an earlier line.
 ORDER = [
     ["errors"],
+    ["zoo"],
     ["deployment"],
     ["randomness"],
     ["losses"],
     ["geometry"],
     ["ensemble"],
     ["data", "models"],
-    ["acceleration"],
     ["acceleration"],
     ["attacks"],
     ["exact"],

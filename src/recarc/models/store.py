@@ -18,6 +18,7 @@ from recarc.models.manifest import FILE, Manifest, MemberFile, read_manifest
 from recarc.models.registry import build_spec
 from recarc.models.spec import FactorySpec, ModelSpec, Spec
 from recarc.models.weights import check_fit, dump_state, load_state, parse_state, read_bytes
+from recarc.zoo import resolved
 
 if TYPE_CHECKING:
     from recarc.ensemble import RandomizedEnsemble
@@ -57,14 +58,14 @@ def save_ensemble(
 def load_ensemble(
     path: str | Path, device: str | torch.device = "cpu", *, allow_factories: bool = False
 ) -> RandomizedEnsemble:
-    """The ensemble in a folder, in evaluation mode on `device`. Every file is checked before anything is built.
+    """The ensemble in a folder (or `zoo:NAME`), in evaluation mode on `device`. Every file is checked first.
 
     A folder can name a factory (`module:function`) for a member. Loading such a member imports and runs
     that code, so it happens only with `allow_factories=True`; weights files never run code.
     """
     from recarc.ensemble import RandomizedEnsemble
 
-    folder, where = Path(path), _device(device)
+    folder, where = resolved(path), _device(device)
     manifest = read_manifest(folder)
     check_classes([member.spec for member in manifest.members])
     if not allow_factories:
