@@ -1,0 +1,205 @@
+"""`recarc reproduce`: a table or figure of the paper, end to end, with the paper's numbers beside ours."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from recarc.cli.output import print_json
+from recarc.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from recarc.experiments.results import ItemResult
+
+KEPT = Path("results/paper")  # in a checkout: what was measured for the documents
+PRESETS = ("quick", "standard", "thorough", "none")
+
+
+def reproduce(
+    item: Annotated[str | None, typer.Argument(help="table1 ... table5, figure1 ... figure11; see --list.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="All items: data needed, cost, what is measured.")] = False,
+    render: Annotated[bool, typer.Option("--render", help="Write DOCS/results.md from the results.")] = False,
+    recipe: Annotated[str, typer.Option(help="Training: fast, or paper for the paper's own.")] = "fast",
+    limit: Annotated[int | None, typer.Option(help="Only the first test images.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this row; repeatable.")] = None,
+    ensemble: Annotated[
+        list[str] | None,
+        typer.Option(help="Use this folder or zoo:NAME instead of training: DIR, or NAME=DIR; repeatable."),
+    ] = None,
+    tight: Annotated[str | None, typer.Option(help="Effort of our own columns: quick ... thorough, or none.")] = None,
+    train_only: Annotated[bool, typer.Option("--train-only", help="Make the ensembles and stop.")] = False,
+    out: Annotated[Path, typer.Option(help="Ensembles and runs; the same command goes on.")] = Path("reproduce"),
+    results: Annotated[Path | None, typer.Option(help="Where results go; OUT/results by default.")] = None,
+    docs: Annotated[Path, typer.Option(help="Where --render writes.")] = Path("docs"),
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data sets are (else RECARC_DATA).")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    toy: Annotated[
+        bool, typer.Option("--toy", hidden=True, help="Tiny nets and attacks: shows that it works.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Reproduce a table or a figure of the paper: train or load, choose alpha, attack, draw, compare.
+
+    Example: `recarc reproduce table3 --limit 1000 --device cuda`
+
+    With an ensemble that is there: `recarc reproduce figure3 --ensemble zoo:bat-resnet20-linf`
+
+    On several GPUs: `torchrun --nproc-per-node=8 -m recarc reproduce table2 --only imagenet-linf --train-only`
+    """
+    keep = results or out / "results"
+    if list_ or render:
+        kept = results or (KEPT if KEPT.is_dir() else keep)
+        _list(kept, recipe, data_dir, json_) if list_ else _render(kept, docs)
+        return
+    if item is None:
+        raise InputError("which item? `recarc reproduce --list` names them, e.g. recarc reproduce table3")
+    if tight is not None and tight not in PRESETS:
+        raise unknown("--tight", tight, PRESETS)
+    if recipe not in ("fast", "paper"):
+        raise unknown("recipe", recipe, ("fast", "paper"))
+
+    from dataclasses import replace
+
+    from recarc.cli.devices import device_named
+    from recarc.experiments.catalog import item_named, rows_of
+    from recarc.experiments.scale import FULL, TOY
+    from recarc.experiments.workshop import Workshop, processes
+    from recarc.training import train
+
+    wanted = item_named(item)
+    rows = rows_of(wanted, only or ())
+    scale = TOY if toy else FULL if tight is None else replace(FULL, tight=tight)
+    if processes() > 1 and not train_only:
+        raise InputError("several processes can only train (--train-only); measure with one")
+    trainer: Any = functools.partial(train, say=None) if quiet else train
+    workshop = Workshop(
+        out,
+        device_named(device),
+        recipe,
+        trainer,
+        data_dir,
+        limit,
+        dict(_given(text) for text in ensemble or ()),
+        scale,
+        _silent if quiet else _tell,
+    )
+    if train_only:
+        _train(workshop, rows)
+        return
+    result = _measure(wanted, rows, workshop, keep, quiet)
+    if json_:
+        from dataclasses import asdict
+
+        print_json({"results": str(keep / f"{item}.json"), **asdict(result)})
+    elif not quiet:
+        _print(result)
+
+
+def _measure(item: Any, rows: list[Any], workshop: Any, keep: Path, quiet: bool) -> ItemResult:
+    from recarc.experiments.figures import draw
+    from recarc.experiments.runner import Reproduction
+    from recarc.experiments.special import SPECIAL, special_rows
+
+    if item.name in SPECIAL:
+        return special_rows(item, workshop, keep)
+    with _training_errors():
+        result = Reproduction(item, rows, workshop, keep, progress=not quiet).run()
+    draw(item, result, keep)
+    return result
+
+
+def _train(workshop: Any, rows: list[Any]) -> None:
+    with _training_errors():
+        for row in rows:
+            workshop.ensemble(row.made)
+
+
+class _training_errors:
+    """What training has to say in one line, with its own exit code; leaves the process group it joined."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        from recarc.cli.train import _leave_group
+        from recarc.training import Interrupted, TrainingError
+
+        _leave_group()
+        if isinstance(error, TrainingError):
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(3 if isinstance(error, Interrupted) else 1) from None
+
+
+def _given(text: str) -> tuple[str, str]:
+    name, equals, where = text.partition("=")
+    return (name, where) if equals else ("", text)
+
+
+def _render(keep: Path, docs: Path) -> None:
+    from recarc.experiments.render import render
+
+    for path in render(keep, docs):
+        print(path)
+
+
+def _list(keep: Path, recipe: str, data_dir: Path | None, as_json: bool) -> None:
+    from recarc.data import available
+    from recarc.experiments import costs
+    from recarc.experiments.catalog import ITEMS
+    from recarc.experiments.results import read
+
+    states = {row.name: row.state for row in available(data_dir)}
+    rows = []
+    for name, item in ITEMS.items():
+        done = [row for row in read(keep, name).rows if row.row in {r.name for r in item.rows} or not item.rows]
+        rows.append(
+            {
+                "item": name,
+                "title": item.title,
+                "data": {data: states[data] for data in item.data},
+                "rows": [row.name for row in item.rows],
+                "ensembles": [made.name for made in item.ensembles],
+                "cost": costs.shown(item, recipe),
+                "measured": [row.row for row in done],
+            }
+        )
+    if as_json:
+        print_json({"items": rows})
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("item", "what", "data", "cost on one H200, all rows (rough)", "measured")
+    for entry in rows:
+        told: Any = entry
+        data = "\n".join(f"{name}: {state}" for name, state in told["data"].items()) or "none"
+        count = f"{len(told['measured'])} of {len(told['rows']) or 1} rows"
+        table.add_row(told["item"], told["title"], data, told["cost"], count)
+    Console().print(table)
+
+
+def _print(result: ItemResult) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from recarc.experiments.layout import grids
+
+    console = Console()
+    for grid in grids(result):
+        table = Table(*grid.header, title=grid.title or result.title)
+        for line in grid.cells:
+            table.add_row(*line)
+        console.print(table)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _silent(text: str) -> None:
+    pass

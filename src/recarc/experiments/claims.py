@@ -1,0 +1,147 @@
+"""The claims at stake, each judged by the results files that are there: confirmed, refuted, or not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from recarc.experiments.results import Figure, ItemResult, RowResult
+
+Results = Mapping[str, ItemResult]
+NEAR = 0.5  # points: what two attacks may differ by and still be called equal, and the verdict's own limit
+Found = tuple[bool, str] | None
+
+
+@dataclass(frozen=True)
+class Judged:
+    claim: str
+    verdict: str  # confirmed, refuted or not measured
+    evidence: str
+
+    def markdown(self) -> str:
+        return f"- **{self.claim}** {self.verdict.capitalize()}. {self.evidence}".rstrip()
+
+
+def judge(results: Results) -> list[Judged]:
+    judged = []
+    for claim, test in CLAIMS.items():
+        found = test(results)
+        verdict = "not measured yet" if found is None else "confirmed" if found[0] else "refuted"
+        judged.append(Judged(claim, verdict, "" if found is None else found[1]))
+    return judged
+
+
+def _rows(results: Results, *items: str) -> Iterator[RowResult]:
+    for item in items:
+        yield from results[item].rows if item in results else ()
+
+
+def _both(rows: Iterator[RowResult], one: str, other: str) -> list[tuple[RowResult, Figure, Figure]]:
+    found = [(row, row.figure(one), row.figure(other)) for row in rows]
+    return [(row, a, b) for row, a, b in found if a is not None and b is not None]
+
+
+def _named(pairs: list[tuple[RowResult, Figure, Figure]], form: str) -> str:
+    return "; ".join(form.format(row=row.row, n=row.images, a=a.measured, b=b.measured) for row, a, b in pairs) + "."
+
+
+def _flattery(results: Results) -> Found:
+    pairs = _both(_rows(results, "table1", "table2"), "APGD", "ARC")
+    if not pairs:
+        return None
+    gaps = [a.measured - b.measured for _, a, b in pairs]
+    text = f"APGD less ARC is {min(gaps):.2f} to {max(gaps):.2f} points over {len(gaps)} ensembles: "
+    return min(gaps) >= 8 - NEAR, text + _named(pairs, "{row} {a:.2f} against {b:.2f} (n = {n})")
+
+
+def _below_at(results: Results) -> Found:
+    pairs = _both(_rows(results, "table1", "table2"), "ARC", "AT: PGD")
+    if not pairs:
+        return None
+    return all(a.measured < b.measured for _, a, b in pairs), _named(
+        pairs, "{row}: ARC leaves the ensemble {a:.2f}, PGD leaves AT {b:.2f} (n = {n})"
+    )
+
+
+def _alpha_one(results: Results) -> Found:
+    curves = [
+        (row.row, row.images, row.curve("ARC"))
+        for row in _rows(results, "figure3", "figure7", "figure6")
+        if row.axis == "alpha" and row.curve("ARC")
+    ]
+    if not curves:
+        return None
+    best = [(name, n, *max(curve, key=lambda p: (p[1], p[0])), dict(curve).get(1.0, 0.0)) for name, n, curve in curves]
+    text = "; ".join(f"{name}: best {v:.2f} at alpha {x:g}, {one:.2f} at 1 (n = {n})" for name, n, x, v, one in best)
+    return all(v - one <= NEAR for _, _, _, v, one in best), text + "."
+
+
+def _restarts(results: Results) -> Found:
+    pairs = _both(_rows(results, "table3"), "APGD + RR", "APGD")
+    if not pairs:
+        return None
+    return all(a.measured >= b.measured - NEAR for _, a, b in pairs), _named(
+        pairs, "{row}: +RR leaves {a:.2f}, plain APGD {b:.2f} (n = {n})"
+    )
+
+
+def _four_planes(results: Results) -> Found:
+    found = []
+    for row in _rows(results, "table5", "table5-cifar10", "table5-imagenet-sample"):
+        curve = dict(row.curve("ARC"))
+        if 4 in curve and len(curve) > 1:
+            found.append((row, curve[4], max(curve), curve[max(curve)]))
+    if not found:
+        return None
+    text = "; ".join(
+        f"{row.data} {row.row}: {four:.2f} with G = 4, {last:.2f} with G = {most:g} (n = {row.images})"
+        for row, four, most, last in found
+    )
+    return all(abs(four - last) <= NEAR for _, four, _, last in found), text + "."
+
+
+def _iat(results: Results) -> Found:
+    row = results["figure10"].row("M") if "figure10" in results else None
+    curve = dict(row.curve("ARC")) if row else {}
+    if row is None or 1 not in curve or 8 not in curve:
+        return None
+    gain = curve[8] - curve[1]
+    return (
+        gain < 3,
+        f"Under ARC {curve[1]:.2f} with M = 1 and {curve[8]:.2f} with M = 8: {gain:+.2f} (n = {row.images}).",
+    )
+
+
+def _diversity(results: Results) -> Found:
+    found = []
+    for row in _rows(results, "figure4", "figure9"):
+        arc, tight = dict(row.curve("ARC")), dict(row.curve("tight"))
+        if 8 in arc and 8 in tight:
+            found.append((row, arc[8], tight[8]))
+    if not found:
+        return None
+    text = "; ".join(
+        f"{row.ensemble}: ARC leaves {a:.2f}, tight {t:.2f} at eps 8/255 (n = {row.images})" for row, a, t in found
+    )
+    return all(a - t > NEAR for _, a, t in found), text + "."
+
+
+def _floor(results: Results) -> Found:
+    pairs = _both(_rows(results, *results), "tight", "floor")
+    if not pairs:
+        return None
+    gaps = [a.measured - b.measured for _, a, b in pairs]
+    text = f"The gap is at most {max(gaps):.2f} points over {len(gaps)} ensembles: "
+    return max(gaps) <= NEAR, text + _named(pairs, "{row} {a:.2f} over {b:.2f} (n = {n})")
+
+
+CLAIMS: dict[str, Callable[[Results], Found]] = {
+    "AdaptivePGD flatters BAT ensembles by 8 to 20 points.": _flattery,
+    "ARC puts BAT ensembles below the single AT model.": _below_at,
+    "Under ARC alpha = 1 is best: the second member only costs.": _alpha_one,
+    "Ten random restarts (+RR) are no stronger than plain APGD.": _restarts,
+    "ARC with G = 4 equals the full search.": _four_planes,
+    "Eight independently trained members gain less than 3 points.": _iat,
+    "ARC itself still flatters diversity-trained ensembles (ours).": _diversity,
+    "The tight attack meets its floor (ours).": _floor,
+}

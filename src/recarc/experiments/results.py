@@ -1,0 +1,139 @@
+"""What was measured, on disk: figures with intervals, and for each row the command, commit, hardware and date."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from recarc.errors import InputError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure in percent (points for a difference, minutes for a time), and the paper's."""
+
+    column: str
+    measured: float
+    interval: tuple[float, float] | None = None
+    paper: float | None = None
+    x: float | None = None
+    unit: str = "%"
+    extra: bool = False
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """A row with everything one needs to trust it or to measure it again."""
+
+    row: str
+    figures: tuple[Figure, ...]
+    images: int
+    data: str = ""
+    split: str = ""
+    norm: str = ""
+    eps: str = ""
+    axis: str = ""
+    alpha: tuple[float, ...] | None = None
+    alpha_chosen_by: str = ""
+    ensemble: str = ""
+    recipe: str = ""
+    attacks: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    command: str = ""
+    commit: str | None = None
+    hardware: str = ""
+    date: str = ""
+
+    def figure(self, column: str, x: float | None = None) -> Figure | None:
+        return next((f for f in self.figures if f.column == column and f.x == x), None)
+
+    def curve(self, column: str) -> list[tuple[float, float]]:
+        """(x, measured) in order."""
+        return sorted((f.x, f.measured) for f in self.figures if f.column == column and f.x is not None)
+
+
+@dataclass(frozen=True)
+class ItemResult:
+    """All measured rows of an item."""
+
+    item: str
+    title: str
+    rows: tuple[RowResult, ...] = ()
+
+    def row(self, name: str) -> RowResult | None:
+        return next((row for row in self.rows if row.row == name), None)
+
+    def with_row(self, new: RowResult, order: list[str]) -> ItemResult:
+        """The row added or replaced; rows in the recipe's order."""
+        rows = {row.row: row for row in self.rows} | {new.row: new}
+        placed = sorted(rows.values(), key=lambda r: order.index(r.row) if r.row in order else len(order))
+        return ItemResult(self.item, self.title, tuple(placed))
+
+
+def path_of(folder: Path, item: str) -> Path:
+    return folder / f"{item}.json"
+
+
+def read(folder: Path, item: str, title: str = "") -> ItemResult:
+    """What is there; an empty result where nothing is."""
+    path = path_of(folder, item)
+    if not path.exists():
+        return ItemResult(item, title)
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if told["format"] != FORMAT:
+            raise ValueError(f"format {told['format']!r}, expected {FORMAT}")
+        return ItemResult(told["item"], told["title"], tuple(_row(row) for row in told["rows"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not a result of recarc reproduce: {error}") from None
+
+
+def write(folder: Path, result: ItemResult) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = path_of(folder, result.item)
+    document = {"format": FORMAT, **asdict(result)}
+    part = path.with_suffix(".json.part")
+    part.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    part.replace(path)
+    return path
+
+
+def check_replaceable(folder: Path, item: str, rows: list[str], images: dict[str, int]) -> None:
+    """A row measured on more images is not thrown away for one on fewer."""
+    for old in read(folder, item).rows:
+        if old.row in rows and old.images > images[old.row]:
+            raise InputError(
+                f"{path_of(folder, item)} holds {old.row} measured on {old.images} images; this run has only "
+                f"{images[old.row]}: choose another --results"
+            )
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def commit() -> str | None:
+    """The commit of this code; where it is no checkout, what RECARC_COMMIT says."""
+    here = Path(__file__).resolve().parent
+    try:
+        tracked = subprocess.run(
+            ["git", "ls-files", "results.py"], cwd=here, capture_output=True, text=True, timeout=10
+        )
+        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("RECARC_COMMIT")
+    known = found.stdout.strip() if tracked.stdout.strip() and found.returncode == 0 else ""
+    return known or os.environ.get("RECARC_COMMIT")
+
+
+def _row(told: dict[str, Any]) -> RowResult:
+    figures = tuple(Figure(**{**f, "interval": f["interval"] and tuple(f["interval"])}) for f in told["figures"])
+    alpha = told.get("alpha")
+    return RowResult(**{**told, "figures": figures, "alpha": None if alpha is None else tuple(alpha)})

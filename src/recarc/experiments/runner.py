@@ -1,0 +1,225 @@
+"""Runs an item: ensembles, alpha, attacks; every run is kept, shared between items, and goes on after a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recarc.data.imageset import ImageSet
+from recarc.ensemble import RandomizedEnsemble
+from recarc.evaluation import alpha as choosing
+from recarc.evaluation.configuration import described, environment, module_hash
+from recarc.evaluation.engine import evaluate
+from recarc.evaluation.result import Estimate, Evaluation, estimate
+from recarc.experiments import results
+from recarc.experiments.pictures import draw_gallery
+from recarc.experiments.recipe import Alpha, Item, Measurement, Reading, Row
+from recarc.experiments.results import Figure, ItemResult, RowResult
+from recarc.experiments.workshop import Found, Workshop
+from recarc.geometry import Ball
+
+
+@dataclass
+class Reproduction:
+    """One item at work. `keep` is the folder of results; a row is written there as soon as it is complete."""
+
+    item: Item
+    rows: list[Row]
+    workshop: Workshop
+    keep: Path
+    progress: bool = True
+    evaluations: dict[str, Evaluation] = field(default_factory=dict)
+
+    def check(self) -> None:
+        self.workshop.check(self.item, self.rows)
+        images = {row.name: len(self.workshop.images(row.data)) for row in self.rows}
+        results.check_replaceable(self.keep, self.item.name, list(images), images)
+
+    def run(self) -> ItemResult:
+        self.check()
+        order = [row.name for row in self.item.rows]
+        for row in self.rows:
+            measured = self.measured(row)
+            result = results.read(self.keep, self.item.name, self.item.title).with_row(measured, order)
+            results.write(self.keep, result)
+        return results.read(self.keep, self.item.name, self.item.title)
+
+    def measured(self, row: Row) -> RowResult:
+        shop, scale = self.workshop, self.workshop.scale
+        found, images, small = shop.ensemble(row.made), shop.images(row.data), scale.row(row)
+        alpha, chosen_by = self.alpha_of(small, found, images)
+        figures: list[Figure] = []
+        self.evaluations = {}
+        seconds, attacks = 0.0, {}
+        for measurement in small.measurements:
+            evaluation = self.evaluated(small, measurement, found.ensemble, alpha, images)
+            seconds += evaluation.seconds
+            for reading in measurement.readings:
+                self.evaluations[reading.column] = evaluation
+                attacks[reading.column] = _shown(measurement)
+                new = self.read(reading, measurement, evaluation)
+                figures += new
+                self._tell(row, new)
+        figures += self.differences(small)
+        if any(reading.what == "showable" for m in small.measurements for reading in m.readings):
+            self.draw(small, found, alpha, images)
+        return RowResult(
+            row.name,
+            tuple(figures),
+            images=len(images),
+            data=images.name,
+            split=images.split,
+            norm=row.norm,
+            eps=row.eps,
+            axis=row.axis,
+            alpha=alpha,
+            alpha_chosen_by=chosen_by,
+            ensemble=found.source,
+            recipe=found.recipe if scale.name == "full" else f"{found.recipe}, {scale.name}",
+            attacks=attacks,
+            seconds=round(seconds, 1),
+            command=self.command(row),
+            commit=results.commit(),
+            hardware=environment(shop.device)["hardware"],
+            date=results.now(),
+        )
+
+    def command(self, row: Row) -> str:
+        """What measures this row again, without the paths of one machine."""
+        words = ["recarc reproduce", self.item.name, "--only", row.name, "--recipe", self.workshop.recipe]
+        words += ["--limit", str(self.workshop.limit)] if self.workshop.limit else []
+        words += ["--device", self.workshop.device.type]
+        given = self.workshop.given.get(row.made.name, self.workshop.given.get(""))
+        if given is not None:
+            words += ["--ensemble", given if given.startswith("zoo:") else Path(given).name]
+        words += ["--tight", self.workshop.scale.tight] if self.workshop.scale.tight else []
+        return " ".join(words)
+
+    def alpha_of(self, row: Row, found: Found, images: ImageSet) -> tuple[Alpha, str]:
+        """The row's sampling probabilities and who chose them; a search is made once and kept."""
+        if row.alpha == "equal":
+            return (1 / len(found.ensemble),) * len(found.ensemble), "equal"
+        if not isinstance(row.alpha, str):
+            return row.alpha, "recipe"
+        scale, count = self.workshop.scale, min(len(images), self.workshop.scale.grid_images)
+        attack = scale.attack(self._search_attack(row))
+        said = f"grid of {scale.grid} points with AdaptivePGD on the first {count} images"
+        part = images.limit(count)
+        kept = self.workshop.out / "runs" / f"alpha-{self._digest(found.ensemble, attack, row.ball(), part)}.json"
+        if kept.exists():
+            return tuple(json.loads(kept.read_text())["alpha"]), said
+        x, y = part.batch(np.arange(count))
+        device = self.workshop.device
+        samples = choosing.Samples(x.to(device), y.to(device), row.ball())
+        choice = choosing.grid_search(found.ensemble, samples, attack, scale.grid, watch=self._watch)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps({"alpha": choice.alpha, "history": choice.history}))
+        return tuple(choice.alpha), said
+
+    def _search_attack(self, row: Row) -> Any:
+        from recarc.experiments.paper import budget
+
+        return budget(row.data).apgd()
+
+    def _watch(self, method: str, alpha: list[float], accuracy: float) -> None:
+        self.workshop.say(f"{method}: alpha {', '.join(f'{a:.3g}' for a in alpha)} keeps {100 * accuracy:.2f} %")
+
+    def evaluated(
+        self, row: Row, measurement: Measurement, whole: RandomizedEnsemble, alpha: Alpha, images: ImageSet
+    ) -> Evaluation:
+        members = measurement.members or tuple(range(len(whole)))
+        ensemble = RandomizedEnsemble([whole.members[i] for i in members], measurement.alpha or alpha)
+        ball = row.ball(measurement.eps)
+        digest = self._digest(ensemble, measurement.attack, ball, images)
+        out = self.workshop.out / "runs" / f"{images.name}-{type(measurement.attack).__name__.lower()}-{digest}"
+        tile = self.workshop.scale.tile
+        return evaluate(ensemble, measurement.attack, images, ball, out=out, progress=self.progress, tile=tile)
+
+    def _digest(self, ensemble: RandomizedEnsemble, attack: Any, ball: Ball, images: ImageSet) -> str:
+        """Names a run by all that it depends on, so that items share it and nothing else does."""
+        told = [
+            [module_hash(m) for m in ensemble.modules_of_members],
+            ensemble.alpha.tolist(),
+            described(attack),
+            [str(ball.norm), ball.eps],
+            images.fingerprint,
+            self.workshop.device.type,
+        ]
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+
+    def read(self, reading: Reading, measurement: Measurement, evaluation: Evaluation) -> list[Figure]:
+        """The figures of one reading; a cross-robustness matrix has many."""
+        if reading.what == "cross":
+            return _matrix(evaluation)
+        common = {"paper": reading.paper, "x": measurement.x, "extra": measurement.extra}
+        if reading.what == "minutes":
+            return [Figure(reading.column, round(evaluation.seconds / 60, 4), unit="min", **common)]  # type: ignore[arg-type]
+        if reading.what == "showable":
+            scores = self.showable().astype(float)
+        else:
+            kinds: dict[str, np.ndarray | None] = {"robust": evaluation.robust_scores, "clean": evaluation.clean_scores}
+            found = kinds.get(reading.what, evaluation.floor_scores)
+            assert found is not None
+            scores = found
+        value, interval = _percent(estimate(scores))
+        return [Figure(reading.column, value, interval, **common)]  # type: ignore[arg-type]
+
+    def showable(self) -> np.ndarray:
+        """(N,) clean and under APGD right for every member, under ARC wrong for all."""
+        apgd, arc = self.evaluations["APGD"], self.evaluations["ARC"]
+        right = (apgd.clean_predictions == apgd.labels).all(0)
+        right &= (apgd.adversarial_predictions[0] == apgd.labels).all(0)
+        return right & (arc.adversarial_predictions[0] != arc.labels).all(0)
+
+    def differences(self, row: Row) -> list[Figure]:
+        """Paired over the images: mean and 95 % interval of the difference."""
+        found = []
+        for wanted in row.differences:
+            of, less = (self.evaluations[name].robust_scores for name in (wanted.of, wanted.less))
+            gap = 100 * (of - less)
+            half = 1.96 * float(gap.std(ddof=1)) / len(gap) ** 0.5 if len(gap) > 1 else 100.0
+            mean = float(gap.mean())
+            interval = (round(mean - half, 4), round(mean + half, 4))
+            found.append(Figure(wanted.column, round(mean, 4), interval, wanted.paper, unit="points"))
+        return found
+
+    def draw(self, row: Row, found: Found, alpha: Alpha, images: ImageSet) -> None:
+        """Up to three images with their perturbations; an attack gives an image the same result in any batch."""
+        chosen = np.flatnonzero(self.showable())[:3]
+        if not len(chosen):
+            self.workshop.say(
+                f"{row.name}: no image that APGD leaves right for every member and ARC turns wrong for all"
+            )
+            return
+        attacks = {m.readings[0].column: m.attack for m in row.measurements}
+        path = self.keep / f"{self.item.name}-{row.name}.png"
+        draw_gallery(found.ensemble.with_alpha(alpha), images.subset(chosen), row.ball(), attacks, path)
+
+    def _tell(self, row: Row, figures: list[Figure]) -> None:
+        for f in figures:
+            at = "" if f.x is None else f" at {row.axis} {f.x:g}"
+            paper = "" if f.paper is None else f" (paper {f.paper:g})"
+            self.workshop.say(f"{self.item.name} {row.name}{at}: {f.column} {f.measured:.2f} {f.unit}{paper}")
+
+
+def _percent(found: Estimate) -> tuple[float, tuple[float, float]]:
+    return round(100 * found.value, 4), (round(100 * found.low, 4), round(100 * found.high, 4))
+
+
+def _matrix(evaluation: Evaluation) -> list[Figure]:
+    figures = []
+    for j, predictions in enumerate(evaluation.adversarial_predictions):
+        for i, row in enumerate(predictions == evaluation.labels):
+            value, interval = _percent(estimate(row.astype(float)))
+            figures.append(Figure(f"f{i + 1} under f{j + 1}", value, interval))
+    return figures
+
+
+def _shown(measurement: Measurement) -> str:
+    """ARC(steps=20, ...) with the knobs of the dataclass; of a sweep the last one stands for all."""
+    return repr(measurement.attack)

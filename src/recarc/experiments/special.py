@@ -1,0 +1,34 @@
+"""Items that are no attacks on trained members: the picture of Figure 2, and this machine's throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from recarc.experiments import results
+from recarc.experiments.pictures import auxiliary_classifier
+from recarc.experiments.recipe import Item
+from recarc.experiments.results import ItemResult, RowResult
+from recarc.experiments.throughput import NETS, measure
+from recarc.experiments.workshop import Workshop
+
+
+def _plane(item: Item, workshop: Workshop, keep: Path) -> list[RowResult]:
+    return [auxiliary_classifier(keep, item.name)]
+
+
+def _speed(item: Item, workshop: Workshop, keep: Path) -> list[RowResult]:
+    tiny = workshop.scale.name == "toy"
+    command = f"recarc reproduce {item.name} --device {workshop.device.type}"
+    return [measure(row, workshop.device, command, 1 if tiny else 10, tiny) for row in NETS]
+
+
+SPECIAL: dict[str, Callable[[Item, Workshop, Path], list[RowResult]]] = {"figure2": _plane, "throughput": _speed}
+
+
+def special_rows(item: Item, workshop: Workshop, keep: Path) -> ItemResult:
+    result = results.read(keep, item.name, item.title)
+    for row in SPECIAL[item.name](item, workshop, keep):
+        result = result.with_row(row, list(NETS))
+    results.write(keep, result)
+    return result

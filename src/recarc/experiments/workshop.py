@@ -1,0 +1,143 @@
+"""Where a reproduction gets its images and its ensembles, and what it keeps of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from recarc import zoo
+from recarc.data.imageset import ImageSet
+from recarc.data.loading import load
+from recarc.ensemble import RandomizedEnsemble
+from recarc.errors import InputError
+from recarc.experiments.recipe import Item, Made, Row, radius
+from recarc.experiments.scale import FULL, Scale
+from recarc.models.store import load_ensemble
+
+
+class Trainer(Protocol):
+    """`recarc.training.train`; handed in, because nothing but the command line knows training."""
+
+    def __call__(self, method: str, data: ImageSet, arch: str, **settings: Any) -> RandomizedEnsemble: ...
+
+
+@dataclass(frozen=True)
+class Found:
+    """An ensemble and where it is from."""
+
+    ensemble: RandomizedEnsemble
+    source: str
+    recipe: str
+
+
+@dataclass
+class Workshop:
+    """`given` maps names of ensembles to folders (or zoo:NAME); "" stands for the only one that is needed."""
+
+    out: Path
+    device: torch.device
+    recipe: str = "fast"
+    train: Trainer | None = None
+    data_dir: Path | None = None
+    limit: int | None = None
+    given: Mapping[str, str] = field(default_factory=dict)
+    scale: Scale = FULL
+    say: Callable[[str], None] = print
+    _ensembles: dict[str, Found] = field(default_factory=dict)
+    _images: dict[tuple[str, str], ImageSet] = field(default_factory=dict)
+
+    def images(self, data: str, split: str = "test") -> ImageSet:
+        if (data, split) not in self._images:
+            limit = self.limit if split == "test" else None
+            self._images[data, split] = self.scale.images(load(data, split, data_dir=self.data_dir, limit=limit))
+        return self._images[data, split]
+
+    def check(self, item: Item, rows: list[Row]) -> None:
+        """Refuses what cannot work before anything is computed."""
+        needed = {row.made.name for row in rows}
+        if "" in self.given and len(needed) != 1:
+            raise InputError(
+                f"--ensemble gives one folder, but these rows of {item.name} need {len(needed)} ensembles: choose rows "
+                f"with --only, or say which it is, e.g. --ensemble {sorted(needed)[0]}=DIR"
+            )
+        for name in self.given:
+            if name and name not in needed:
+                raise InputError(f"--ensemble {name}=... is not needed by {item.name}; it needs {sorted(needed)}")
+        for data in dict.fromkeys(row.data for row in rows):
+            self.images(data)
+
+    def folder(self, made: Made) -> Path:
+        return self.out / "ensembles" / f"{self.scale.made(made).name}-{self.recipe}"
+
+    def ensemble(self, made: Made) -> Found:
+        """As given, or trained before, or from the zoo, or trained now."""
+        if made.name not in self._ensembles:
+            self._ensembles[made.name] = self._found(made)
+        return self._ensembles[made.name]
+
+    def _found(self, made: Made) -> Found:
+        given, folder = self.given.get(made.name, self.given.get("")), self.folder(made)
+        if given is not None:
+            return self._loaded(given, given if given.startswith(zoo.PREFIX) else f"given ({Path(given).name})")
+        if made.package:
+            return Found(pretrained(made).to(self.device), f"package {made.arch}", "pretrained")
+        if (folder / "ensemble.json").exists():
+            return self._loaded(folder, made.name)
+        for entry in zoo.entries() if self.scale.name == "full" else ():
+            if (entry.made, entry.recipe) == (made.name, self.recipe):
+                return self._loaded(f"{zoo.PREFIX}{entry.name}", f"{zoo.PREFIX}{entry.name}")
+        return Found(self._trained(made), made.name, self.recipe)
+
+    def _loaded(self, where: str | Path, source: str) -> Found:
+        path = zoo.resolved(where)
+        ensemble = load_ensemble(path, self.device)
+        told = json.loads((path / "ensemble.json").read_text(encoding="utf-8")).get("made_by", {})
+        recipe = told.get("recipe")
+        if isinstance(recipe, dict):
+            return Found(ensemble, source, f"{recipe.get('name')}, {recipe.get('epochs'):g} epochs")
+        return Found(ensemble, source, "imported" if "import" in told else "training unknown")
+
+    def _trained(self, made: Made) -> RandomizedEnsemble:
+        if self.train is None:
+            raise InputError(f"{made.name} is not in {self.out / 'ensembles'} and there is nothing to train it with")
+        small, folder = self.scale.made(made), self.folder(made)
+        start = None
+        if made.start is not None:
+            self.ensemble(made.start)
+            start = self.given.get(made.start.name) or self.folder(made.start)
+        self.say(f"{made.name}: training into {folder}")
+        ensemble = self.train(
+            small.method,
+            self.images(made.data, "train"),
+            small.arch,
+            norm=small.norm,
+            eps=None if small.eps is None else radius(small.eps),
+            out=folder,
+            recipe=self.recipe,
+            members=small.members,
+            start=start,
+            changes=dict(small.changes),
+            arch_options=dict(small.arch_options),
+            device=self.device,
+        )
+        return ensemble.to(self.device).eval()
+
+
+def pretrained(made: Made) -> RandomizedEnsemble:
+    """Members that install from the package index."""
+    from recarc.adapters import efficientnet_lite
+
+    if made.arch != "efficientnet-lite":
+        raise InputError(f"no adapter makes {made.arch!r}")
+    return RandomizedEnsemble([efficientnet_lite.member(size) for size in range(made.members)])
+
+
+def processes() -> int:
+    """How many processes torchrun started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,0 +1,70 @@
+"""All four data sets in their official formats, tiny, and a workshop that trains toy members once a worker."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+from data_files import cifar_batch, write_mat, write_parquet
+
+from recarc import RandomizedEnsemble
+from recarc.data.loading import load
+from recarc.experiments import workshop as home
+from recarc.experiments.scale import TOY
+from recarc.experiments.workshop import Workshop
+from recarc.models import build
+from recarc.training import train
+
+COUNTS = {"train": 40, "test": 8}
+
+
+def digits(split: str, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's digits as colour photographs of this size."""
+    found = load("digits", split, limit=COUNTS[split])
+    grey = np.asarray(found.images) * 15
+    return np.repeat(np.kron(grey, np.ones((1, 1, size // 8, size // 8), np.uint8)), 3, axis=1), found.labels
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    for split in COUNTS:
+        images, labels = digits(split)
+        write_parquet(root / "cifar10" / f"{split}.parquet", images, labels)
+        write_mat(root / "svhn" / f"{split}_32x32.mat", images, labels)
+        folder = root / "cifar-100-python"
+        folder.mkdir(exist_ok=True)
+        (folder / split).write_bytes(cifar_batch(images, labels, "fine_labels"))
+        photographs, labels = digits(split, 64)
+        name = "validation" if split == "test" else "train"
+        write_parquet(root / "imagenet" / f"{name}.parquet", photographs, labels, image="image")
+    return root
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECARC_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("RECARC_DATA", raising=False)
+        patch.setattr(home, "pretrained", three_small_members)
+        yield
+
+
+def three_small_members(made: object) -> RandomizedEnsemble:
+    """In place of the pretrained ones, which are an optional package."""
+    torch.manual_seed(0)
+    return RandomizedEnsemble([build("cnn", 1000, 3, 16, width=2).eval() for _ in range(3)])
+
+
+@pytest.fixture(scope="session")
+def toy_shop(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    quiet = functools.partial(train, say=None)
+    out = tmp_path_factory.mktemp("reproduce")
+    return Workshop(out, torch.device("cpu"), "fast", quiet, data_dir, scale=TOY, say=lambda text: None)  # type: ignore[arg-type]

@@ -1,0 +1,145 @@
+"""`recarc reproduce`: going on after a kill, sharing runs, ensembles given, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recarc import RandomizedEnsemble, save_ensemble
+from recarc.cli.app import run
+from recarc.experiments import runner
+from recarc.experiments.catalog import ITEMS
+from recarc.experiments.runner import Reproduction
+from recarc.experiments.workshop import Workshop
+from recarc.models import build
+
+ITEM = ITEMS["table3"]
+
+
+def call(data_dir: Path, out: Path, *words: str) -> int:
+    common = ["--data-dir", str(data_dir), "--out", str(out), "--device", "cpu", "--quiet", "--limit", "4"]
+    return run(["reproduce", *words, *common])
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(1)
+    members = [build("cnn", 10, 3, 16, width=2) for _ in range(2)]
+    return save_ensemble(RandomizedEnsemble(members, [0.9, 0.1]), tmp_path_factory.mktemp("given") / "pair")
+
+
+def test_a_killed_item_goes_on(toy_shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Path] = []
+    real = runner.evaluate
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs["out"])
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(runner, "evaluate", counted)
+    monkeypatch.setattr(toy_shop, "out", tmp_path / "out")
+    monkeypatch.setattr(toy_shop, "_ensembles", dict(toy_shop._ensembles))
+    work = Reproduction(ITEM, list(ITEM.rows[:1]), toy_shop, tmp_path, progress=False)
+    with pytest.raises(KeyboardInterrupt):
+        work.run()
+    assert not (tmp_path / "table3.json").exists()
+    before = {path: (path / "summary.json").stat().st_mtime_ns for path in calls[:3]}
+    shards = {path: [f.stat().st_mtime_ns for f in path.glob("*.parquet")] for path in calls[:3]}
+    found = work.run()
+    assert len(found.rows) == 1 and len(before) == 3
+    assert all([f.stat().st_mtime_ns for f in path.glob("*.parquet")] == times for path, times in shards.items())
+
+
+def test_items_share_their_runs(toy_shop: Workshop, tmp_path: Path) -> None:
+    def runs(item: str, row: str) -> set[str]:
+        chosen = [r for r in ITEMS[item].rows if r.name == row]
+        Reproduction(ITEMS[item], chosen, toy_shop, tmp_path, progress=False).run()
+        return {path.name for path in (toy_shop.out / "runs").iterdir()}
+
+    once = runs("table1", "resnet20-linf")
+    assert runs("figure1", "resnet20-linf") == once
+    assert runs("table2", "cifar10-linf") == once
+
+
+def test_an_ensemble_is_given_and_nothing_is_trained(
+    data_dir: Path, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("table3", "--toy", "--only", "linf", "--ensemble", str(pair), "--json")
+    assert call(data_dir, tmp_path, *words) == 0
+    told = json.loads(capsys.readouterr().out)
+    (row,) = told["rows"]
+    assert row["ensemble"] == "given (pair)" and row["images"] == 4 and not (tmp_path / "ensembles").exists()
+    assert row["command"].startswith("recarc reproduce table3 --only linf --recipe fast --limit 4 --device cpu")
+    assert str(tmp_path) not in json.dumps(row)
+    named = ("table3", "--toy", "--only", "linf", "--ensemble", f"bat-cifar10-resnet20-linf={pair}")
+    assert call(data_dir, tmp_path, *named) == 0
+
+
+def test_training_alone(data_dir: Path, tmp_path: Path) -> None:
+    words = ("table2", "--toy", "--only", "imagenet-linf", "--train-only")
+    assert call(data_dir, tmp_path, *words) == 0
+    assert {path.name for path in (tmp_path / "ensembles").iterdir() if not path.name.startswith(".")} == {
+        "bat-imagenet-cnn-linf-fast",
+        "free-imagenet-cnn-linf-fast",
+    }
+    assert not (tmp_path / "results").exists()
+
+
+REFUSED = [
+    (("tabel3",), "did you mean 'table3'"),
+    (("table3", "--only", "l3"), "unknown row of table3"),
+    (("table3", "--recipe", "slow"), "unknown recipe 'slow'"),
+    (("table3", "--tight", "very"), "unknown --tight 'very'"),
+    (("table3", "--ensemble", "nowhere"), "need 2 ensembles"),
+    (("table3", "--ensemble", "bat-x=nowhere"), "is not needed by table3"),
+    (("table3", "--only", "l2", "--ensemble", "nowhere"), "nowhere is not an ensemble folder"),
+    ((), "which item?"),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), REFUSED)
+def test_bad_input_gets_one_line(
+    words: tuple[str, ...], line: str, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(data_dir, tmp_path, *words) == 2
+    told = capsys.readouterr().err
+    assert line in told and told.count("\n") == 1
+    assert not (tmp_path / "results").exists()
+
+
+def test_missing_data_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert run(["reproduce", "table5", "--data-dir", str(tmp_path / "empty"), "--out", str(tmp_path)]) == 2
+    assert "cifar100 test is not in" in capsys.readouterr().err
+
+
+def test_several_processes_only_train(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert call(data_dir, tmp_path, "table3") == 2
+    assert "several processes can only train" in capsys.readouterr().err
+
+
+def test_the_list_shows_data_cost_and_state(
+    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["reproduce", "--list", "--json", "--data-dir", str(data_dir), "--out", str(tmp_path)]
+    assert run(["reproduce", "figure2", "--out", str(tmp_path), "--quiet", "--device", "cpu"]) == 0
+    assert run(words) == 0
+    items = {entry["item"]: entry for entry in json.loads(capsys.readouterr().out)["items"]}
+    assert set(items) == set(ITEMS)
+    assert items["figure2"]["measured"] == ["plane"] and items["table3"]["measured"] == []
+    assert set(items["table2"]["data"]) == {"svhn", "cifar10", "cifar100", "imagenet"}
+    assert items["table1"]["cost"].startswith("train ")
+    assert run([word for word in words if word != "--json"]) == 0
+    assert run(["reproduce", "--render", "--results", str(tmp_path / "results"), "--docs", str(tmp_path / "docs")]) == 0
+    assert "## figure2" in (tmp_path / "docs" / "results.md").read_text()

@@ -1,0 +1,128 @@
+"""Results files, the documents made of them, and the claims judged by them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recarc.errors import InputError
+from recarc.experiments import results
+from recarc.experiments.catalog import ITEMS
+from recarc.experiments.claims import CLAIMS, judge
+from recarc.experiments.layout import grids
+from recarc.experiments.render import filled, render, results_page
+from recarc.experiments.results import Figure, ItemResult, RowResult
+
+ROOT = Path(__file__).parents[2]
+
+
+def row(name: str, images: int = 100, axis: str = "", **columns: float) -> RowResult:
+    """Columns `APGD=56` or, for sweeps, `ARC_4=30` for ARC at x = 4."""
+    figures = []
+    for key, value in columns.items():
+        column, _, x = key.partition("_")
+        figures.append(
+            Figure({"AT": "AT: PGD", "RR": "APGD + RR"}.get(column, column), value, x=float(x) if x else None)
+        )
+    return RowResult(name, tuple(figures), images, data="cifar10", axis=axis, command="c", hardware="h", date="d")
+
+
+def test_rows_are_merged_in_the_recipes_order(tmp_path: Path) -> None:
+    order = [r.name for r in ITEMS["table3"].rows]
+    empty = results.read(tmp_path, "table3", "t")
+    assert empty.rows == ()
+    results.write(tmp_path, empty.with_row(row("linf", ARC=40.0), order))
+    both = results.read(tmp_path, "table3").with_row(row("l2", ARC=55.0), order)
+    results.write(tmp_path, both)
+    again = results.read(tmp_path, "table3").with_row(row("linf", ARC=41.0), order)
+    assert [r.row for r in again.rows] == ["l2", "linf"]
+    assert again.rows[1].figures[0].measured == 41.0
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_row_on_more_images_is_not_replaced(tmp_path: Path) -> None:
+    results.write(tmp_path, ItemResult("table3", "t", (row("linf", images=10000, ARC=40.0),)))
+    results.check_replaceable(tmp_path, "table3", ["linf"], {"linf": 10000})
+    with pytest.raises(InputError, match="measured on 10000 images; this run has only 50"):
+        results.check_replaceable(tmp_path, "table3", ["linf"], {"linf": 50})
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"format": 9, "item": "a", "title": "", "rows": []}'])
+def test_a_damaged_file_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "table1.json").write_text(text)
+    with pytest.raises(InputError, match=r"table1.json is not a result of recarc reproduce"):
+        results.read(tmp_path, "table1")
+
+
+def one(item: str, *rows: RowResult) -> dict[str, ItemResult]:
+    return {item: ItemResult(item, "", rows)}
+
+
+CASES = [
+    (0, one("table1", row("a", APGD=56, ARC=37)), "confirmed"),
+    (0, one("table1", row("a", APGD=40, ARC=37)), "refuted"),
+    (1, one("table2", row("a", AT=42, ARC=37)), "confirmed"),
+    (1, one("table2", row("a", AT=30, ARC=37)), "refuted"),
+    (2, one("figure3", row("alpha", axis="alpha", **{"ARC_0.5": 20, "ARC_1": 40})), "confirmed"),
+    (2, one("figure3", row("alpha", axis="alpha", **{"ARC_0.5": 50, "ARC_1": 40})), "refuted"),
+    (3, one("table3", row("linf", RR=57, APGD=56)), "confirmed"),
+    (3, one("table3", row("linf", RR=50, APGD=56)), "refuted"),
+    (4, one("table5-cifar10", row("linf", axis="G", ARC_1=38, ARC_4=37.1, ARC_9=37)), "confirmed"),
+    (4, one("table5-cifar10", row("linf", axis="G", ARC_4=39, ARC_9=37)), "refuted"),
+    (5, one("figure10", row("M", axis="M", ARC_1=60, ARC_8=62)), "confirmed"),
+    (5, one("figure10", row("M", axis="M", ARC_1=60, ARC_8=64)), "refuted"),
+    (6, one("figure4", row("eps", ARC_8=15, tight_8=0.1)), "confirmed"),
+    (6, one("figure4", row("eps", ARC_8=0.2, tight_8=0.1)), "refuted"),
+    (7, one("table1", row("a", tight=35.2, floor=35)), "confirmed"),
+    (7, one("table1", row("a", tight=37, floor=35)), "refuted"),
+]
+
+
+@pytest.mark.parametrize(("number", "measured", "verdict"), CASES)
+def test_claims_follow_the_figures(number: int, measured: dict[str, ItemResult], verdict: str) -> None:
+    judged = judge(measured)[number]
+    assert judged.verdict == verdict
+    assert "n = 100" in judged.evidence
+    assert all(j.verdict == "not measured yet" for j in judge({}))
+    assert len(judge({})) == len(CLAIMS)
+
+
+def test_the_page_holds_tables_pictures_and_what_is_missing(tmp_path: Path) -> None:
+    keep, docs = tmp_path / "results" / "paper", tmp_path / "docs"
+    results.write(keep, ItemResult("table3", "t", (row("linf", APGD=55.9, ARC=37.1),)))
+    results.write(keep, ItemResult("figure3", "t", (row("alpha", axis="alpha", **{"ARC_0.5": 20.0}),)))
+    (keep / "figure3.png").write_bytes(b"")
+    (page,) = render(keep, docs)
+    text = page.read_text()
+    assert "| linf | 100 |  | 55.90 | 37.10 |" in text
+    assert "![figure3](../results/paper/figure3.png)" in text
+    assert "Not measured yet: l2." in text and "table1" in text
+    with pytest.raises(InputError, match="is no folder of results"):
+        render(tmp_path / "nothing", docs)
+
+
+def test_a_paper_number_stands_beside_ours() -> None:
+    measured = ItemResult("t", "", (RowResult("a", (Figure("ARC", 37.1, (36.1, 38.1), 40.71),), 10),))
+    (grid,) = grids(measured)
+    assert grid.header == ["row", "images", "alpha", "ARC", "(paper)"]
+    assert grid.cells == [["a", "10", "", "37.10 ± 1.00", "40.71"]]
+
+
+def test_the_measured_part_of_a_document_is_replaced_and_nothing_else() -> None:
+    text = "a\n<!-- measured: begin -->\nold\n<!-- measured: end -->\nb\n"
+    assert filled(text, "new") == "a\n<!-- measured: begin -->\nnew\n<!-- measured: end -->\nb\n"
+    with pytest.raises(InputError, match="lost its marks"):
+        filled("a", "new")
+
+
+def test_the_documents_say_what_the_results_say() -> None:
+    keep, docs = ROOT / "results" / "paper", ROOT / "docs"
+    found = {name: results.read(keep, name, item.title) for name, item in ITEMS.items()}
+    assert (docs / "results.md").read_text() == results_page(found, keep, docs), "run recarc reproduce --render"
+    for path in keep.glob("*.json"):
+        for entry in json.loads(path.read_text())["rows"]:
+            assert entry["command"].startswith("recarc reproduce") and entry["hardware"] and entry["date"]
+            assert entry["images"] >= 1 and "toy" not in entry["recipe"]
+            assert "/" not in entry["command"].replace("8/255", "")

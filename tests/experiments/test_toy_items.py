@@ -1,0 +1,69 @@
+"""Every item of the paper runs from data files to figure, at toy size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recarc.experiments import results
+from recarc.experiments.catalog import ITEMS
+from recarc.experiments.figures import draw
+from recarc.experiments.layout import grids, is_matrix, matrix_of
+from recarc.experiments.recipe import Row
+from recarc.experiments.results import RowResult
+from recarc.experiments.runner import Reproduction
+from recarc.experiments.special import SPECIAL, special_rows
+from recarc.experiments.workshop import Workshop
+
+
+def check_row(row: Row, found: RowResult) -> None:
+    wanted = {reading.column for m in row.measurements for reading in m.readings if reading.what != "cross"}
+    columns = {figure.column for figure in found.figures}
+    assert wanted | {d.column for d in row.differences} <= columns
+    assert found.images == 8 and found.command and found.date and found.hardware and found.ensemble
+    assert found.data == row.data and found.alpha is not None and sum(found.alpha) == pytest.approx(1)
+    for figure in found.figures:
+        if figure.unit == "%":
+            assert 0 <= figure.measured <= 100 and figure.interval is not None
+            assert figure.interval[0] <= figure.measured + 1e-9 and figure.measured <= figure.interval[1] + 1e-9
+    for x in {figure.x for figure in found.figures}:
+        tight, floor, arc = (found.figure(name, x) for name in ("tight", "floor", "ARC"))
+        if tight and floor:
+            assert floor.measured <= tight.measured + 1e-6
+        if tight and arc and found.row != "M":  # the toy ARC has 2 steps, the one inside tight too
+            assert tight.measured <= arc.measured + 1e-6
+
+
+@pytest.mark.parametrize("name", [name for name in ITEMS if name not in SPECIAL])
+def test_an_item_runs_and_is_kept(name: str, toy_shop: Workshop, tmp_path: Path) -> None:
+    item = ITEMS[name]
+    found = Reproduction(item, list(item.rows), toy_shop, tmp_path, progress=False).run()
+    assert [row.row for row in found.rows] == [row.name for row in item.rows]
+    assert results.read(tmp_path, name) == found
+    for row, result in zip(item.rows, found.rows):
+        check_row(row, result)
+        if is_matrix(result):
+            size = min(row.made.members, 3)
+            assert [len(line) for line in matrix_of(result)] == [size] * size
+    assert all(len(line) == len(grid.header) for grid in grids(found) for line in grid.cells)
+    picture = draw(item, found, tmp_path)
+    if item.drawing in ("scatter", "lines", "matrix"):
+        assert picture is not None and picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_of_figure_2_shows_what_the_paper_says(toy_shop: Workshop, tmp_path: Path) -> None:
+    found = special_rows(ITEMS["figure2"], toy_shop, tmp_path)
+    assert {f.column: f.measured for f in found.rows[0].figures} == {"APGD": 100.0, "ARC": 50.0}
+    assert (tmp_path / "figure2.png").stat().st_size > 10_000
+
+
+def test_throughput_is_measured_and_becomes_costs(toy_shop: Workshop, tmp_path: Path) -> None:
+    from recarc.experiments.throughput import costs
+
+    assert "Not measured yet" in costs(results.read(tmp_path, "throughput"))
+    found = special_rows(ITEMS["throughput"], toy_shop, tmp_path)
+    assert all(f.measured > 0 for row in found.rows for f in row.figures)
+    table = costs(found)
+    assert all(f"| {row} |" in table for row in ("svhn-l2", "cifar100-linf", "imagenet-linf"))
+    assert "cifar10-" not in table
