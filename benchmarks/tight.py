@@ -11,6 +11,7 @@ in one run; with --json it is appended to a file.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -23,7 +24,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from recording import record
+from common import record
 
 from bank import bank
 from recarc import ARC, Ball, RandomizedEnsemble, Tight, load_ensemble
@@ -132,7 +133,10 @@ def main() -> None:
     figures = linear(args) if args.what == "linear" else measured(args)
     name = "200 linear ensembles, M = 5, D = 20, linf" if args.what == "linear" else args.name or str(args.folder)
     setting = {} if args.what == "linear" else {"norm": args.norm, "eps": args.eps, "alpha": args.alpha}
-    record(args.json, {"what": name, **setting, "images": args.limit, "preset": args.preset, **figures}, args.device)
+    figures = {**setting, "images": args.limit, "preset": args.preset, **figures}
+    print(json.dumps({name: figures}, indent=1))
+    if args.json:
+        record(name, figures, torch.device(args.device), Path(args.json))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ def device_named(name: str) -> torch.device:
         name = kind = "cuda" if cuda else "mps" if mps else "cpu"
     if (kind == "cuda" and not cuda) or (kind == "mps" and not mps):
         raise InputError(f"device {name!r} is not available here; use --device cpu or auto")
-    if name == "cuda" and "LOCAL_RANK" in os.environ:
-        name = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
+    if name == "cuda":
+        name = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
     device = torch.device(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
