@@ -14,10 +14,21 @@ from runs import BALL, QUICK, problem, records_of
 from safetensors.torch import load_file
 from torch import Tensor
 
-from recarc import ARC, PGD, AdaptivePGD, Ball, CarliniWagner, InputError, RandomAttacker, RandomizedEnsemble, evaluate
+from recarc import (
+    ARC,
+    PGD,
+    AdaptivePGD,
+    Ball,
+    CarliniWagner,
+    InputError,
+    RandomAttacker,
+    RandomizedEnsemble,
+    Tight,
+    evaluate,
+)
 from recarc.attacks import Outcome
 from recarc.evaluation import AttackViolation, Evaluation, RunError
-from recarc.evaluation import engine as engine_module
+from recarc.evaluation.fitting import default_tile
 from tiny import assert_unchanged, cnn, photograph, points
 
 
@@ -49,6 +60,7 @@ def test_the_ensemble_is_left_as_it_was() -> None:
         RandomAttacker(PGD(steps=3)),
         PGD(steps=2, random_init=True),
         CarliniWagner(steps=3, search_steps=2),
+        Tight(preset="quick", steps=3),
     ],
     ids=lambda a: type(a).__name__,
 )
@@ -231,7 +243,7 @@ def test_bad_settings_are_one_clear_line(knob: dict[str, Any]) -> None:
 def test_default_sizes_follow_the_device() -> None:
     images, vectors = torch.zeros(1, 3, 32, 32), torch.zeros(1, 20)
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert [engine_module._default_tile(d, x) for d, x in ((cpu, images), (cpu, vectors), (cuda, images))] == [
+    assert [default_tile(d, x) for d, x in ((cpu, images), (cpu, vectors), (cuda, images))] == [
         16,
         64,
         256,

@@ -21,6 +21,7 @@ from recarc.evaluation import checks
 from recarc.evaluation.callbacks import Shard, tell
 from recarc.evaluation.configuration import Json, configuration, environment
 from recarc.evaluation.faults import RunError
+from recarc.evaluation.fitting import check_ball, default_tile, first_logits, size
 from recarc.evaluation.folder import RUN, SUMMARY, RunFolder, write_all
 from recarc.evaluation.judge import Judge
 from recarc.evaluation.members import Passes, input_dtype, reproducible, tiled
@@ -108,12 +109,12 @@ class _Engine:
         x = samples.batch(np.arange(min(FIRST, len(samples))))[0]
         device = ensemble.device_of_members() or x.device
         there = RunFolder.open(path).configuration if (path / RUN).exists() else {}
-        shard = _size("shard_size", shard_size, there.get("shard_size", 2500 if device.type == "cuda" else 256))
-        tile = _size("tile", tile, there.get("tile", _default_tile(device, x)))
-        _check_ball(ball, len(samples))
+        shard = size("shard_size", shard_size, there.get("shard_size", 2500 if device.type == "cuda" else 256))
+        tile = size("tile", tile, there.get("tile", default_tile(device, x)))
+        check_ball(ball, len(samples))
         passes = Passes()
         members = tiled(ensemble, tile, Passes())
-        logits = _first_logits(ensemble, members, x.to(device).float(), samples)
+        logits = first_logits(ensemble, members, x.to(device).float(), samples)
         settings = {
             "precision": precision or "as the members",
             "device": device.type,
@@ -128,7 +129,7 @@ class _Engine:
             passes=passes,
             device=device,
             path=path,
-            batch_size=min(_size("batch_size", batch_size, shard), shard),
+            batch_size=min(size("batch_size", batch_size, shard), shard),
             smallest=min(tile, shard),
             classes=logits.shape[-1],
             settings=settings,
@@ -256,52 +257,6 @@ class _Engine:
                 if ranks.world == 1 or time.monotonic() > deadline:
                     raise
                 time.sleep(1)
-
-
-def _first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: Tensor, samples: Samples) -> Tensor:
-    """Logits on the first samples; refuses inputs and labels that the members do not fit."""
-    with torch.no_grad():
-        try:
-            classes = ensemble.logits(x[:1].to(_dtype(ensemble, x))).shape[-1]
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"the members cannot take inputs of shape {tuple(x.shape)}: {reason:.160}") from None
-        logits = members.logits(x)
-    names = getattr(samples, "classes", None)
-    if names is not None and len(names) != classes:
-        raise InputError(
-            f"the ensemble has {classes} classes, {samples.name} has {len(names)}; they do not belong together"
-        )
-    labels = getattr(samples, "y", None)
-    if isinstance(labels, Tensor) and bool(((labels < 0) | (labels >= classes)).any()):
-        raise InputError(f"labels span {int(labels.min())}..{int(labels.max())}; the members know 0..{classes - 1}")
-    return logits
-
-
-def _dtype(ensemble: RandomizedEnsemble, x: Tensor) -> torch.dtype:
-    return next((p.dtype for p in ensemble.parameters() if p.is_floating_point()), x.dtype)
-
-
-def _check_ball(ball: Any, count: int) -> None:
-    if not isinstance(ball, Ball):
-        raise InputError(f"ball is a {type(ball).__name__}; expected recarc.Ball(norm, eps)")
-    if isinstance(ball.eps, Tensor) and len(ball.eps) != count:
-        raise InputError(f"eps has {len(ball.eps)} values for {count} samples; give one each, or a single number")
-
-
-def _size(name: str, value: int | str, default: int) -> int:
-    if value == "auto":
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name} is {value!r}; expected 'auto' or a whole number of at least 1")
-    return value
-
-
-def _default_tile(device: torch.device, x: Tensor) -> int:
-    """Large enough to keep the device busy, small enough that padding the last few samples costs little."""
-    if device.type == "cuda":
-        return 256
-    return 16 if x[0].numel() >= 1000 else 64
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -1,0 +1,59 @@
+"""Do ensemble, data, ball and sizes fit together? Refused here, before any attack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recarc.ensemble import RandomizedEnsemble
+from recarc.errors import InputError
+from recarc.evaluation.samples import Samples
+from recarc.geometry import Ball
+
+
+def first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: Tensor, samples: Samples) -> Tensor:
+    """Logits on the first samples; refuses inputs and labels that the members do not fit."""
+    with torch.no_grad():
+        try:
+            classes = ensemble.logits(x[:1].to(_dtype(ensemble, x))).shape[-1]
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"the members cannot take inputs of shape {tuple(x.shape)}: {reason:.160}") from None
+        logits = members.logits(x)
+    names = getattr(samples, "classes", None)
+    if names is not None and len(names) != classes:
+        raise InputError(
+            f"the ensemble has {classes} classes, {samples.name} has {len(names)}; they do not belong together"
+        )
+    labels = getattr(samples, "y", None)
+    if isinstance(labels, Tensor) and bool(((labels < 0) | (labels >= classes)).any()):
+        raise InputError(f"labels span {int(labels.min())}..{int(labels.max())}; the members know 0..{classes - 1}")
+    return logits
+
+
+def _dtype(ensemble: RandomizedEnsemble, x: Tensor) -> torch.dtype:
+    return next((p.dtype for p in ensemble.parameters() if p.is_floating_point()), x.dtype)
+
+
+def check_ball(ball: Any, count: int) -> None:
+    if not isinstance(ball, Ball):
+        raise InputError(f"ball is a {type(ball).__name__}; expected recarc.Ball(norm, eps)")
+    if isinstance(ball.eps, Tensor) and len(ball.eps) != count:
+        raise InputError(f"eps has {len(ball.eps)} values for {count} samples; give one each, or a single number")
+
+
+def size(name: str, value: int | str, default: int) -> int:
+    if value == "auto":
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{name} is {value!r}; expected 'auto' or a whole number of at least 1")
+    return value
+
+
+def default_tile(device: torch.device, x: Tensor) -> int:
+    """Large enough to keep the device busy, small enough that padding the last few samples costs little."""
+    if device.type == "cuda":
+        return 256
+    return 16 if x[0].numel() >= 1000 else 64
