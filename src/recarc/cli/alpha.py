@@ -62,7 +62,7 @@ def alpha(
     x, y = load(data, split, data_dir=data_dir, limit=limit).tensors()
     home = rec.device_of_members() or x.device
     samples = choosing.Samples(x.to(home), y.to(home), ball)
-    watch = _silent if quiet else _tell
+    watch = choosing.silent if quiet else _tell
     find = {
         "grid": lambda: choosing.grid_search(rec, samples, points=points, watch=watch),
         "osp": lambda: choosing.osp(rec, samples, rounds=rounds, watch=watch),
@@ -82,10 +82,6 @@ def _tell(method: str, alpha: list[float], accuracy: float) -> None:
 
     shown = ", ".join(f"{a:.3g}" for a in alpha)
     print(f"{method}: alpha ({shown}) keeps {100 * accuracy:.2f} %", file=sys.stderr)
-
-
-def _silent(method: str, alpha: list[float], accuracy: float) -> None:
-    pass
 
 
 def _print(rows: list[tuple[Choice, float]], two: Any, as_json: bool) -> None:

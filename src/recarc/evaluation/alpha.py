@@ -10,7 +10,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +18,15 @@ from torch import Tensor
 from recarc.attacks import AdaptivePGD, Attack, Climb, Tight
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
+from recarc.evaluation.osp import ROUNDS, projected_descent
 from recarc.geometry import Ball
 
 Patterns = np.ndarray  # (M, N) bool: which members are fooled
 Watch = Callable[[str, list[float], float], None]
+
+
+def silent(method: str, alpha: list[float], accuracy: float) -> None:
+    """Watches a search and says nothing."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,11 @@ class Samples:
 
 
 def grid_search(
-    ensemble: RandomizedEnsemble, samples: Samples, attack: Attack | None = None, points: int = 11, watch: Watch = print
+    ensemble: RandomizedEnsemble,
+    samples: Samples,
+    attack: Attack | None = None,
+    points: int = 11,
+    watch: Watch = silent,
 ) -> Choice:
     """The paper's: the alpha on an even grid of the simplex with the highest accuracy under AdaptivePGD."""
     attack = attack or AdaptivePGD()
@@ -72,21 +80,22 @@ def osp(
     ensemble: RandomizedEnsemble,
     samples: Samples,
     attack: Attack | None = None,
-    rounds: int = 10,
+    rounds: int = ROUNDS,
     step: float = 1.0,
-    watch: Watch = print,
+    watch: Watch = silent,
 ) -> Choice:
     """Dbouk and Shanbhag 2023: alpha <- proj(alpha - (step / t) g), g_m the error of member m under the attack."""
     attack = attack or Climb(orders=1)
-    alpha = np.full(len(ensemble), 1 / len(ensemble))
-    history = []
-    for t in range(1, rounds + 1):
-        errors = samples.patterns(ensemble.with_alpha(alpha.tolist()), attack).mean(1)
-        history.append((alpha.tolist(), 1 - float(alpha @ errors)))
-        watch("osp", *history[-1])
-        alpha = project_onto_simplex(alpha - step / t * errors)
-    best, believed = max(history, key=lambda row: row[1])
-    return Choice("osp", best, believed, history)
+
+    def errors(alpha: Tensor) -> Tensor:
+        found = samples.patterns(ensemble.with_alpha(alpha), attack).mean(1)
+        watch("osp", alpha.tolist(), 1 - float(alpha.numpy() @ found))
+        return torch.from_numpy(found)
+
+    uniform = torch.full((len(ensemble),), 1 / len(ensemble), dtype=torch.float64)
+    found = projected_descent(errors, uniform, rounds, step)
+    history = [(alpha, 1 - error) for alpha, error in found.rounds]
+    return Choice("osp", found.alpha.tolist(), 1 - found.error, history)
 
 
 def cutting_planes(
@@ -95,7 +104,7 @@ def cutting_planes(
     attack: Attack | None = None,
     rounds: int = 10,
     tolerance: float = 1e-3,
-    watch: Watch = print,
+    watch: Watch = silent,
 ) -> Choice:
     """Alternate the attack at alpha with the linear program over all patterns found, until the two agree.
 
@@ -207,13 +216,3 @@ def simplex_grid(members: int, points: int) -> list[list[float]]:
     cuts = itertools.combinations(range(total + members - 1), members - 1)
     bars = ([-1, *cut, total + members - 1] for cut in cuts)
     return [[(b - a - 1) / total for a, b in itertools.pairwise(bar)] for bar in bars]
-
-
-def project_onto_simplex(values: Any) -> np.ndarray:
-    """The nearest probability vector."""
-    values = np.asarray(values, dtype=np.float64)
-    ordered = np.sort(values)[::-1]
-    excess = np.cumsum(ordered) - 1
-    last = np.nonzero(ordered * np.arange(1, len(values) + 1) > excess)[0][-1]
-    projected = np.clip(values - excess[last] / (last + 1), 0, None)
-    return projected / projected.sum()

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from recarc.attacks.arc import ARC
 from recarc.ensemble import RandomizedEnsemble
+from recarc.evaluation.alpha import Samples, osp
+from recarc.evaluation.osp import projected_descent
 from recarc.geometry import Ball
 from recarc.training.methods.mrboost import MRBoost
-from recarc.training.osp import osp, projected_descent
 from recarc.training.team import Team
 
 EVERY = 10  # epochs between searches while training
@@ -41,4 +42,5 @@ class BARRE(MRBoost):
 
     def choose_alpha(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor | None:
         with torch.no_grad():
-            return osp(ensemble, ARC(planes=min(4, ensemble.logits(x[:1]).shape[-1] - 1)), x, y, ball).alpha
+            arc = ARC(planes=min(4, ensemble.logits(x[:1]).shape[-1] - 1))
+            return torch.tensor(osp(ensemble, Samples(x, y, ball), arc).alpha, dtype=torch.float64)

@@ -11,10 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import Attack
-from recarc.ensemble import RandomizedEnsemble, validated_alpha
-from recarc.geometry import Ball
-
 ROUNDS = 10
 
 
@@ -25,29 +21,6 @@ class Sampling:
     alpha: Tensor
     error: float
     rounds: list[tuple[list[float], float]]
-
-
-def osp(
-    ensemble: RandomizedEnsemble,
-    attack: Attack,
-    x: Tensor,
-    y: Tensor,
-    ball: Ball,
-    rounds: int = ROUNDS,
-    step: float = 1.0,
-    batch: int = 1000,
-) -> Sampling:
-    """alpha <- proj(alpha - (step / t) g), g_m = error of member m under `attack` at alpha; the best of all rounds."""
-
-    def errors(alpha: Tensor) -> Tensor:
-        mixture = ensemble.with_alpha(validated_alpha(alpha, len(ensemble)))
-        wrong = torch.zeros(len(ensemble), dtype=torch.float64)
-        for part_x, part_y in zip(x.split(batch), y.split(batch)):
-            correct = ensemble.correct(attack(mixture, part_x, part_y, ball), part_y)
-            wrong += (~correct).double().sum(1).cpu()
-        return wrong / len(x)
-
-    return projected_descent(errors, ensemble.alpha, rounds, step)
 
 
 def projected_descent(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recarc import ARC, Ball, RandomizedEnsemble
-from recarc.training.osp import osp, project_simplex, projected_descent
+from recarc import Ball, RandomizedEnsemble
+from recarc.evaluation.alpha import Samples, osp
+from recarc.evaluation.osp import project_simplex, projected_descent
+from tiny import labels_of, mlp, points
 
 
 def test_the_projection_is_the_nearest_point_of_the_simplex() -> None:
@@ -33,12 +35,14 @@ def test_two_members_that_cannot_be_fooled_together_are_mixed_evenly() -> None:
     assert found.error == min(error for _, error in found.rounds)
 
 
-def test_a_useless_member_gets_nothing(at: RandomizedEnsemble, test_set: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_a_useless_member_gets_nothing() -> None:
     def useless(x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.one_hot(torch.zeros(len(x), dtype=torch.int64), 10).float() + 0 * x.sum()
+        return torch.nn.functional.one_hot(torch.zeros(len(x), dtype=torch.int64), 5).to(x) + 0 * x.sum()
 
-    x, y = (t[:60] for t in test_set)
-    ensemble = RandomizedEnsemble([at.members[0], useless])
-    found = osp(ensemble, ARC(steps=5, planes=4), x, y, Ball("linf", 0.15), rounds=4)
-    assert float(found.alpha[0]) > 0.9
-    assert found.error < found.rounds[0][1]
+    x = points(40, 6)
+    ensemble = RandomizedEnsemble([mlp(0), useless])
+    y = labels_of(ensemble, x)
+    kept = y != 0
+    found = osp(ensemble, Samples(x[kept], y[kept], Ball("linf", 0.03)), rounds=4)
+    assert found.alpha[0] > 0.9
+    assert found.believed > found.history[0][1]
