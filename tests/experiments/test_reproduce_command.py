@@ -113,6 +113,17 @@ def test_bad_input_gets_one_line(
     assert not (tmp_path / "results").exists()
 
 
+def test_rows_without_data_are_left_out(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    some = tmp_path / "some"
+    some.mkdir()
+    (some / "cifar10").symlink_to(data_dir / "cifar10")
+    words = ["figure5", "--toy", "--data-dir", str(some), "--out", str(tmp_path), "--device", "cpu", "--json"]
+    assert run(["reproduce", *words]) == 0
+    told = capsys.readouterr()
+    assert [row["row"] for row in json.loads(told.out)["rows"]] == ["cifar10-l2", "cifar10-linf"]
+    assert "left out, without its data: svhn-l2, svhn-linf" in told.err
+
+
 def test_missing_data_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     assert run(["reproduce", "table5", "--data-dir", str(tmp_path / "empty"), "--out", str(tmp_path)]) == 2
@@ -137,7 +148,7 @@ def test_the_list_shows_data_cost_and_state(
     assert run(words) == 0
     items = {entry["item"]: entry for entry in json.loads(capsys.readouterr().out)["items"]}
     assert set(items) == set(ITEMS)
-    assert items["figure2"]["measured"] == ["plane"] and items["table3"]["measured"] == []
+    assert items["figure2"]["measured"] == ["two members", "three members"] and items["table3"]["measured"] == []
     assert set(items["table2"]["data"]) == {"svhn", "cifar10", "cifar100", "imagenet"}
     assert items["table1"]["cost"].startswith("train ")
     assert run([word for word in words if word != "--json"]) == 0

@@ -88,6 +88,8 @@ def reproduce(
         scale,
         _silent if quiet else _tell,
     )
+    if not only:
+        rows = workshop.reachable(rows)
     if train_only:
         _train(workshop, rows)
         return

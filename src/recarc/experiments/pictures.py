@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from recarc.attacks import AdaptivePGD, Attack, LinearARC
+from recarc.attacks import Attack
 from recarc.data.imageset import ImageSet
 from recarc.ensemble import RandomizedEnsemble
 from recarc.experiments.results import Figure, RowResult, commit, now
 from recarc.geometry import Ball
+from recarc.report.plane import THREE, TWO, Plane, solved, write_plane
 
 
 def draw_gallery(
@@ -47,65 +47,29 @@ def _show(place: Any, image: Tensor, title: str) -> None:
     place.set_axis_off()
 
 
-W_1, W_2, BIAS, EPS = (1.0, 0.25), (-1.0, 0.25), 0.8, 1.0  # two lines that the point x = 0 lies between, far from both
+def auxiliary_classifiers(keep: Path, item: str) -> list[RowResult]:
+    """Figure 2, computed: on two members APGD fools nobody and ARC one of them; a third shows where ARC falls short."""
+    write_plane(keep / f"{item}.png")
+    return [_plane_row(name, plane, item) for name, plane in (("two members", TWO), ("three members", THREE))]
 
 
-def plane_ensemble() -> tuple[RandomizedEnsemble, Tensor, Tensor, Ball]:
-    """Two binary linear classifiers of the plane, equiprobable, and a point that both get right."""
-    members = []
-    for w in (W_1, W_2):
-        layer = nn.Linear(2, 2, dtype=torch.float64)
-        with torch.no_grad():
-            layer.weight.copy_(torch.tensor([[0.0, 0.0], w]))
-            layer.bias.copy_(torch.tensor([0.0, BIAS]))
-        members.append(layer)
-    x, y = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([1])
-    return RandomizedEnsemble(members), x, y, Ball("l2", EPS, box=None)
-
-
-def auxiliary_classifier(keep: Path, item: str) -> RowResult:
-    """Figure 2, computed: APGD moves against the sum of the weights and fools nobody; ARC fools one of the two."""
-    ensemble, x, y, ball = plane_ensemble()
-    found = {name: attack(ensemble, x, y, ball) for name, attack in (("APGD", AdaptivePGD()), ("ARC", LinearARC()))}
-    figures = tuple(Figure(name, 100 * float(ensemble.expected_accuracy(u, y))) for name, u in found.items())
-    _draw_plane({name: u[0].tolist() for name, u in found.items()}, keep / f"{item}.png")
+def _plane_row(name: str, plane: Plane, item: str) -> RowResult:
+    accuracy = solved(plane).accuracy
+    columns = (("APGD", "AdaptivePGD"), ("ARC", "ARC"), ("optimum", "optimum"))
     return RowResult(
-        "plane",
-        figures,
+        name,
+        tuple(Figure(column, round(100 * accuracy[key], 4), extra=column == "optimum") for column, key in columns),
         images=1,
         data="one point of the plane",
         norm="l2",
-        eps=f"{EPS:g}",
-        alpha=(0.5, 0.5),
-        alpha_chosen_by="equal",
-        ensemble="two linear classifiers",
+        eps=f"{plane.eps:g}",
+        alpha=tuple(plane.alpha),
+        ensemble=f"{len(plane.weights)} linear classifiers",
         command=f"recarc reproduce {item}",
         commit=commit(),
         hardware="any",
         date=now(),
     )
-
-
-def _draw_plane(points: Mapping[str, list[float]], path: Path) -> None:
-    plt = pyplot()
-    figure, place = plt.subplots(figsize=(4.5, 4.5))
-    mean = tuple((a + b) / 2 for a, b in zip(W_1, W_2))
-    for w, label, style in ((W_1, "f1 = 0", "-"), (W_2, "f2 = 0", "-"), (mean, "auxiliary", "--")):
-        point, along = _boundary(w)
-        place.axline(point, (point[0] + along[0], point[1] + along[1]), linestyle=style, label=label, linewidth=1)
-    place.add_patch(plt.Circle((0, 0), EPS, fill=False, color="0.6"))
-    place.plot(0, 0, "ko", label="x")
-    for name, marker in (("APGD", "<"), ("ARC", "*")):
-        place.plot(*points[name], marker, markersize=10, label=name)
-    place.set(xlim=(-2, 2), ylim=(-2, 2), aspect="equal")
-    place.legend(fontsize=7, loc="upper right")
-    save(figure, path)
-
-
-def _boundary(w: tuple[float, ...]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """A point of w . u + BIAS = 0 and its direction."""
-    scale = -BIAS / (w[0] ** 2 + w[1] ** 2)
-    return (scale * w[0], scale * w[1]), (-w[1], w[0])
 
 
 def pyplot() -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class Reproduction:
     def measured(self, row: Row) -> RowResult:
         shop, scale = self.workshop, self.workshop.scale
         found, images, small = shop.ensemble(row.made), shop.images(row.data), scale.row(row)
+        small = self._fitting(small, len(found.ensemble))
         alpha, chosen_by = self.alpha_of(small, found, images)
         figures: list[Figure] = []
         self.evaluations = {}
@@ -88,6 +89,13 @@ class Reproduction:
             hardware=environment(shop.device)["hardware"],
             date=results.now(),
         )
+
+    def _fitting(self, row: Row, members: int) -> Row:
+        """Without the measurements for which an ensemble that was given has too few members."""
+        kept = tuple(m for m in row.measurements if m.members is None or max(m.members) < members)
+        if len(kept) < len(row.measurements):
+            self.workshop.say(f"{row.name}: the ensemble has {members} members, larger ones are left out")
+        return replace(row, measurements=kept)
 
     def command(self, row: Row) -> str:
         """What measures this row again, without the paths of one machine."""

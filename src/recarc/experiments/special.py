@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recarc.experiments import results
-from recarc.experiments.pictures import auxiliary_classifier
+from recarc.experiments.pictures import auxiliary_classifiers
 from recarc.experiments.recipe import Item
 from recarc.experiments.results import ItemResult, RowResult
 from recarc.experiments.throughput import NETS, measure
@@ -14,7 +14,8 @@ from recarc.experiments.workshop import Workshop
 
 
 def _plane(item: Item, workshop: Workshop, keep: Path) -> list[RowResult]:
-    return [auxiliary_classifier(keep, item.name)]
+    keep.mkdir(parents=True, exist_ok=True)
+    return auxiliary_classifiers(keep, item.name)
 
 
 def _speed(item: Item, workshop: Workshop, keep: Path) -> list[RowResult]:
@@ -29,6 +30,6 @@ SPECIAL: dict[str, Callable[[Item, Workshop, Path], list[RowResult]]] = {"figure
 def special_rows(item: Item, workshop: Workshop, keep: Path) -> ItemResult:
     result = results.read(keep, item.name, item.title)
     for row in SPECIAL[item.name](item, workshop, keep):
-        result = result.with_row(row, list(NETS))
+        result = result.with_row(row, [])
     results.write(keep, result)
     return result

@@ -58,6 +58,20 @@ class Workshop:
             self._images[data, split] = self.scale.images(load(data, split, data_dir=self.data_dir, limit=limit))
         return self._images[data, split]
 
+    def reachable(self, rows: list[Row]) -> list[Row]:
+        """The rows whose images are there; what is left out is said. With none, the reason is the error."""
+        missing: dict[str, InputError] = {}
+        for data in dict.fromkeys(row.data for row in rows):
+            try:
+                self.images(data)
+            except InputError as error:
+                missing[data] = error
+                self.say(f"left out, without its data: {', '.join(r.name for r in rows if r.data == data)} ({error})")
+        left = [row for row in rows if row.data not in missing]
+        if rows and not left:
+            raise next(iter(missing.values()))
+        return left
+
     def check(self, item: Item, rows: list[Row]) -> None:
         """Refuses what cannot work before anything is computed."""
         needed = {row.made.name for row in rows}
