@@ -188,8 +188,8 @@ def _rows(main: Run, same: list[Run]) -> list[Row]:
 
 SAYS = {
     "PGD": "on one member, drawn at random",
-    "AdaptivePGD": "along the expected loss, the usual test",
-    "ARC": "member by member, as in the paper",
+    "AdaptivePGD": "the usual test: expected loss",
+    "ARC": "the paper's: member by member",
     "Tight": "every attack, down to the floor",
     "ARC, corrected": "ARC with the distance that its proof needs",
     "AutoPGD": "PGD that chooses its own step",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -51,7 +52,8 @@ def write_page(report: Report, path: str | Path) -> Path:
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}; choose another place with --out") from None
     finally:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
     return target
 
 

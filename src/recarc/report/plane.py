@@ -154,7 +154,8 @@ def plane_svg(plane: Plane) -> str:
     import matplotlib
 
     sink = io.StringIO()
-    with matplotlib.rc_context({**STYLE, "svg.id": f"plane-{len(plane.weights)}"}):
+    salt = {"svg.hashsalt": plane.title}  # ids of their own: several drawings may be on one page
+    with matplotlib.rc_context({**STYLE, **salt}):
         draw_plane([plane]).savefig(sink, format="svg", transparent=True, metadata=metadata("svg"))
     text = sink.getvalue()
     text = text[text.index("<svg") :]

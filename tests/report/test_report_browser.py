@@ -1,0 +1,196 @@
+"""The page in a real browser: Chromium without a network."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import SCRIPT, make_runs
+
+from recarc.evaluation import Evaluation
+from recarc.report import build_report, load_runs, write_page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="browser tests need: pip install 'recarc[browser]'")
+    if CHROMIUM is None:
+        pytest.skip("browser tests need Chromium: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, headless=True)
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def address(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    report = build_report(load_runs([runs]), title=f"A report on {SCRIPT}")
+    return write_page(report, tmp_path_factory.mktemp("page") / "report.html").as_uri()
+
+
+class Opened:
+    """A page, and everything that went wrong on it."""
+
+    def __init__(self, browser: Any, address: str, width: int = 1280, scheme: str = "light") -> None:
+        viewport = {"width": width, "height": 850}
+        self.context = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True)
+        self.page = self.context.new_page()
+        self.problems: list[str] = []
+        self.page.on("console", lambda message: self.problems.append(message.text))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.problems.append("a dialog"), dialog.dismiss()))
+        requests: list[str] = []
+        self.page.on("request", lambda request: requests.append(request.url))
+        self.page.goto(address)
+        self.problems += [url for url in requests if not url.startswith(("file:", "data:"))]
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+        assert self.problems == []
+
+    def rescored(self) -> dict[str, float]:
+        rows = self.page.locator("#what-if [data-line]").all()
+        return {r.get_attribute("data-line"): float(r.locator(".value").get_attribute("data-value")) for r in rows}
+
+    def slide(self, name: str, value: float) -> None:
+        move = "(e, v) => { e.value = v; e.dispatchEvent(new Event('input', { bubbles: true })); }"
+        self.page.locator(f"#{name}").evaluate(move, value)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_opens_quietly_and_fits(browser: Any, address: str, width: int, scheme: str) -> None:
+    with Opened(browser, address, width, scheme) as opened:
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert opened.page.locator("h1").inner_text() == f"A report on {SCRIPT}"
+        assert opened.page.locator("main h2").count() >= 6
+
+
+def test_names_show_as_text(browser: Any, address: str) -> None:
+    with Opened(browser, address) as opened:
+        opened.page.locator("summary", has_text="runs").click()
+        assert SCRIPT in opened.page.locator("#repeat").inner_text()
+        assert SCRIPT in opened.page.title()
+
+
+@pytest.mark.parametrize("first", [0.0, 0.25, 0.5, 1.0])
+def test_the_slider_shows_what_python_computes(browser: Any, address: str, runs: Path, first: float) -> None:
+    with Opened(browser, address) as opened:
+        before = opened.rescored()
+        opened.slide("alpha-0", first)
+        after = opened.rescored()
+        assert after != before
+        for name, folder in (("AdaptivePGD", "adaptive_pgd"), ("ARC", "arc"), ("Tight", "tight")):
+            expected = Evaluation.load(runs / folder).robust_at([first, 1 - first]).value
+            assert after[name] == pytest.approx(expected, abs=1e-9)
+            shown = opened.page.locator(f'#what-if [data-line="{name}"] .value').inner_text()
+            assert shown == f"{100 * expected:.2f}"
+        found = build_report(load_runs([runs])).rescoring
+        assert found is not None and after["worst"] == pytest.approx(found.worst([first, 1 - first]), abs=1e-9)
+        assert opened.page.locator("#alpha-text-1").inner_text() == f"{1 - first:.2f}"
+        opened.page.get_by_role("button", name="Back to the evaluated alpha").click()
+        opened.page.wait_for_function("document.getElementById('alpha-text-0').textContent === '0.60'")
+        assert opened.rescored() == before
+
+
+def test_three_sliders_are_normalised(browser: Any, tmp_path: Path) -> None:
+    folder = make_runs(tmp_path / "runs", members=3, sweeps=False)
+    page = write_page(build_report(load_runs([folder])), tmp_path / "report.html")
+    with Opened(browser, page.as_uri()) as opened:
+        for k, weight in enumerate((1.0, 0.5, 0.5)):
+            opened.slide(f"alpha-{k}", weight)
+        expected = Evaluation.load(folder / "arc").robust_at([0.5, 0.25, 0.25]).value
+        assert opened.rescored()["ARC"] == pytest.approx(expected, abs=1e-9)
+        assert [opened.page.locator(f"#alpha-text-{k}").inner_text() for k in range(3)] == ["0.50", "0.25", "0.25"]
+
+
+def test_a_series_can_be_switched_off_and_on(browser: Any, address: str) -> None:
+    with Opened(browser, address) as opened:
+        figure = opened.page.locator("#curves figure").first
+        button = figure.locator('.legend button[data-series="AdaptivePGD"]')
+        series = figure.locator('svg.plot .series[data-series="AdaptivePGD"]')
+        assert series.is_visible() and button.get_attribute("aria-pressed") == "true"
+        button.click()
+        assert not series.is_visible() and button.get_attribute("aria-pressed") == "false"
+        button.press("Enter")
+        assert series.is_visible()
+
+
+def test_hovering_tells_the_figures(browser: Any, address: str, runs: Path) -> None:
+    with Opened(browser, address) as opened:
+        plot = opened.page.locator("#curve-1")
+        plot.scroll_into_view_if_needed()
+        box = plot.bounding_box()
+        assert box is not None
+        opened.page.mouse.move(box["x"] + 0.11 * box["width"], box["y"] + 0.5 * box["height"])
+        tip = opened.page.locator("#curves .tip").first
+        expected = Evaluation.load(runs / "over_alpha" / "alpha=0.5" / "tight").robust_accuracy
+        assert tip.is_visible() and f"Tight {100 * expected:.1f} %" in tip.inner_text()
+        opened.page.mouse.move(2, 2)
+        assert not tip.is_visible()
+
+
+def test_dark_and_light(browser: Any, address: str) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    with Opened(browser, address, scheme="light") as opened, Opened(browser, address, scheme="dark") as dark:
+        light = opened.page.evaluate(background)
+        assert dark.page.evaluate(background) != light
+        opened.page.locator("#theme").click()
+        assert opened.page.evaluate(background) == dark.page.evaluate(background)
+        opened.page.locator("#theme").click()
+        assert opened.page.evaluate(background) == light
+
+
+CONTRAST = """() => {
+  const linear = (v) => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+  const bright = ([r, g, b]) => .2126 * linear(r) + .7152 * linear(g) + .0722 * linear(b);
+  const parse = (text) => {
+    const v = text.match(/[\\d.]+/g).map(Number);
+    return { rgb: v.slice(0, 3), a: v.length > 3 ? v[3] : 1 };
+  };
+  const behind = (element) => {
+    const layers = [];
+    for (let e = element; e; e = e.parentElement) layers.push(parse(getComputedStyle(e).backgroundColor));
+    const over = (under, c) => c.rgb.map((v, i) => v * c.a + under[i] * (1 - c.a));
+    return layers.reverse().reduce(over, [255, 255, 255]);
+  };
+  const low = [];
+  for (const e of document.querySelectorAll("body *")) {
+    if (!e.checkVisibility() || e.closest("svg, script, style")) continue;
+    if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
+    const [a, b] = [bright(parse(getComputedStyle(e).color).rgb), bright(behind(e))];
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < 4.5) low.push(`${ratio.toFixed(2)} ${e.tagName} ${e.textContent.trim().slice(0, 30)}`);
+  }
+  return low;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast(browser: Any, address: str, scheme: str) -> None:
+    with Opened(browser, address, scheme=scheme) as opened:
+        assert opened.page.evaluate(CONTRAST) == []
+
+
+def test_it_prints(browser: Any, address: str) -> None:
+    with Opened(browser, address, scheme="dark") as opened:
+        opened.page.emulate_media(media="print")
+        assert not opened.page.locator("nav").is_visible()
+        assert opened.page.pdf().startswith(b"%PDF")

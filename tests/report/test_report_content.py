@@ -1,0 +1,212 @@
+"""What the report says equals what the evaluations say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_runs import SCRIPT, make_runs
+
+from recarc import InputError
+from recarc.evaluation import Evaluation, Verdict
+from recarc.report import Report, Run, build_report, load_runs, render, write_figures, write_page, write_tables
+from recarc.report.curves import eps_text
+from recarc.report.rescoring import _minimal
+from recarc.report.tables import tables
+
+
+@pytest.fixture(scope="module")
+def report(runs: Path) -> Report:
+    return build_report(load_runs([runs]))
+
+
+def test_the_verdict_is_that_of_the_large_tight_run(report: Report, runs: Path) -> None:
+    tight = Evaluation.load(runs / "tight")
+    assert report.main.name == "tight"
+    assert report.verdict is not None and report.verdict.sentence == Verdict.of(tight).sentence
+    assert report.verdict.sentence in render(report).replace("&#39;", "'")
+
+
+def test_rows_are_the_figures_of_the_runs(report: Report, runs: Path) -> None:
+    names = [row.name for row in report.rows]
+    assert names == ["Clean", "Best member alone", "PGD", "AdaptivePGD", "ARC", "Tight", "Floor"]
+    value = {row.name: row.estimate.value for row in report.rows}
+    for name, folder in (("AdaptivePGD", "adaptive_pgd"), ("ARC", "arc"), ("Tight", "tight"), ("PGD", f"pgd/{SCRIPT}")):
+        assert value[name] == Evaluation.load(runs / folder).robust_accuracy
+    assert value["Floor"] == Evaluation.load(runs / "tight").floor
+    assert value["Floor"] <= value["Tight"] <= min(value["AdaptivePGD"], value["ARC"])
+    lowest = min(value[n] for n in ("PGD", "AdaptivePGD", "ARC", "Tight"))
+    for row in report.rows[2:6]:
+        assert row.above == pytest.approx(100 * (row.estimate.value - lowest))
+
+
+def test_a_tight_run_alone_tells_of_its_stages(runs: Path) -> None:
+    alone = build_report(load_runs([runs / "tight"]))
+    stages = alone.main.evaluation.stage_accuracies
+    value = {row.name: row.estimate for row in alone.rows}
+    assert value["AdaptivePGD"] == stages["adaptive_pgd"] and value["ARC"] == stages["arc"]
+    assert sum(bar.count for bar in alone.decided) == len(alone.main.evaluation)
+    assert next(bar for bar in alone.reached if bar.name == "Tight").share == 1
+
+
+def test_without_a_floor_the_page_says_that_it_is_a_bound(runs: Path) -> None:
+    bare = build_report(load_runs([runs / "arc"]))
+    assert bare.verdict is None and bare.gallery is None
+    page = render(bare)
+    assert "upper bound" in page and "--attack tight" in page
+    assert any("--save-inputs" in note for note in bare.notes)
+
+
+def test_a_member_that_was_not_attacked_is_not_called_robust(runs: Path) -> None:
+    """At alpha = 1 the second member is never attacked: its bits say nothing."""
+    report = build_report(load_runs([runs / "over_alpha" / "alpha=1" / "tight"]))
+    best = next(row for row in report.rows if row.name == "Best member alone")
+    assert report.main.evaluation.alone is not None
+    assert best.estimate.value == report.main.evaluation.alone[0].mean()
+    assert report.members[1].alone is None and "not attacked" in render(report)
+    assert report.rescoring is not None
+    assert next(line for line in report.rescoring.lines if line.role == "floor").right[1] == 0
+
+
+def test_curves_are_found_and_hold_the_figures(report: Report, runs: Path) -> None:
+    curves = {curve.axis: curve for curve in report.curves}
+    assert set(curves) == {"alpha", "eps"}
+    # The point at eps 0.6 of the sweep over eps has the ensemble's own alpha: it belongs to both curves.
+    assert curves["alpha"].xs == [0.5, 0.6, 0.8, 1.0] and curves["eps"].xs == [0.3, 0.6]
+    shared = runs / "over_eps" / "eps=0.6" / "tight"
+    for axis, curve in curves.items():
+        names = {series.name: series for series in curve.series}
+        assert set(names) == {"Clean", "AdaptivePGD", "ARC", "Tight", "Floor", "Best member alone"}
+        for series in curve.series:
+            assert [point.x for point in series.points] == curve.xs
+        for point, floor in zip(names["Tight"].points, names["Floor"].points):
+            folder = runs / f"over_{axis}" / f"{axis}={point.x:g}" / "tight"
+            run = Evaluation.load(folder if folder.exists() else shared)
+            assert point.estimate == run.robust and floor.estimate.value == run.floor
+
+
+@pytest.mark.parametrize("alpha", [(0.6, 0.4), (0.5, 0.5), (0.0, 1.0), (1.0, 0.0), (0.123, 0.877)])
+def test_rescored_lines_are_robust_at(report: Report, runs: Path, alpha: tuple[float, float]) -> None:
+    found = report.rescoring
+    assert found is not None
+    lines = {line.name: line for line in found.lines}
+    for name, folder in (("AdaptivePGD", "adaptive_pgd"), ("Tight", "tight"), ("PGD", f"pgd/{SCRIPT}")):
+        assert lines[name].at(alpha) == pytest.approx(Evaluation.load(runs / folder).robust_at(alpha).value, abs=1e-11)
+    worst = found.worst(alpha)
+    assert worst <= min(line.at(alpha) for line in found.lines if line.role not in ("floor", "pgd")) + 1e-12
+    assert worst >= lines["Floor"].at(alpha) - 1e-12
+
+
+def test_the_worst_of_all_patterns_is_the_minimum_per_sample(report: Report) -> None:
+    found = report.rescoring
+    assert found is not None
+    for alpha in ((0.6, 0.4), (0.3, 0.7)):
+        scores = []
+        for run in report.same:
+            evaluation = run.evaluation
+            seen = [evaluation.clean_predictions, *evaluation.stages.values(), *evaluation.adversarial_predictions]
+            scores += [evaluation.score(predictions, np.array(alpha)) for predictions in seen]
+        assert found.worst(alpha) == pytest.approx(np.min(scores, axis=0).mean(), abs=1e-12)
+
+
+def test_minimal_patterns() -> None:
+    assert _minimal({0b11, 0b01}) == (0b01,)
+    assert _minimal({0b11, 0b01, 0b10}) == (0b01, 0b10)
+    assert _minimal({0b11, 0b00}) == (0,)
+
+
+def test_cross_robustness_in_the_order_of_the_members(tmp_path: Path) -> None:
+    """The attacker visits members by decreasing alpha; the matrix is in their own order."""
+    folder = make_runs(tmp_path, sweeps=False)
+    (matrix,) = build_report(load_runs([folder])).matrices
+    evaluation = Evaluation.load(folder / "pgd" / SCRIPT)
+    assert matrix.columns == [0, 1]
+    right = (evaluation.adversarial_predictions == evaluation.labels).mean(2)
+    assert matrix.values[0][0] == right[0, 0] and matrix.values[1][0] == right[0, 1]
+
+
+def test_three_members_get_three_sliders_and_no_line_plot(tmp_path: Path) -> None:
+    report = build_report(load_runs([make_runs(tmp_path, members=3, sweeps=False)]))
+    page = render(report)
+    assert page.count('<input id="alpha-') == 3 and 'id="alpha-cursor"' not in page
+
+
+def test_pictures_are_the_inputs_that_were_kept(report: Report) -> None:
+    assert report.gallery is not None
+    for example in report.gallery.examples:
+        assert [shot.attack for shot in example.shots] == ["AdaptivePGD", "Tight"]
+        for shot in example.shots:
+            assert np.linalg.norm(shot.adversarial - example.clean) == pytest.approx(shot.size, abs=1e-5)
+            assert len(shot.answers) == 2 and np.abs(shot.perturbation).max() <= 1
+
+
+def test_names_are_text(report: Report) -> None:
+    page = render(report)
+    assert SCRIPT not in page and "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    bad = Run(SCRIPT + '"onload=alert(2)', report.main.evaluation)
+    page = render(build_report([bad], title=SCRIPT))
+    assert "alert(1)</script>" not in page and '"onload' not in page
+
+
+def test_the_page_is_self_contained_and_small(report: Report, tmp_path: Path) -> None:
+    path = write_page(report, tmp_path / "deep" / "page.html")
+    page = path.read_text(encoding="utf-8")
+    assert len(page) < 3_000_000
+    without_xml_names = page.replace("http://www.w3.org/", "")
+    assert not re.search(r"https?://", without_xml_names) and "default-src 'none'" in page
+    assert not re.search(r"<img(?![^>]*alt=)", page) and page.count("<h1") == 1
+    assert [p.name for p in path.parent.iterdir()] == ["page.html"]
+
+
+def test_commands_repeat_the_runs(runs: Path) -> None:
+    report = build_report(load_runs([runs]), ensemble="my ensemble", command="recarc demo")
+    assert report.commands[0] == "recarc demo"
+    assert any("recarc evaluate 'my ensemble' --data digits --norm l2 --eps 0.6" in c for c in report.commands)
+    assert any("--attack arc --steps 3 --planes 3" in c for c in report.commands)
+    typed = Run("x", report.main.evaluation, {"command": "recarc evaluate as-typed"})
+    assert typed.command() == "recarc evaluate as-typed"
+
+
+def test_tables_and_figures(report: Report, tmp_path: Path) -> None:
+    written = write_tables(report, tmp_path / "tables")
+    names = {"attacks", "members", "cross_robustness", "sweep_alpha", "sweep_eps"}
+    assert {path.stem for path in written} == names
+    latex = (tmp_path / "tables" / "attacks.tex").read_text()
+    assert r"\toprule" in latex and r"95 \% interval" in latex and r"\bottomrule" in latex
+    assert latex.count("\\\\") == 1 + len(report.rows)
+    markdown = (tmp_path / "tables" / "sweep_alpha.md").read_text().splitlines()
+    assert len(markdown) == 2 + 2 + 4
+    drawn = write_figures(report, tmp_path / "figures")
+    assert {p.suffix for p in drawn} == {".pdf", ".svg", ".png"}
+    assert {p.stem for p in drawn} == {"attacks", "sweep_alpha", "sweep_eps", "cross_robustness", "pictures"}
+    assert all(p.stat().st_size > 1000 for p in drawn)
+    svg = (tmp_path / "figures" / "attacks.svg").read_bytes()
+    write_figures(report, tmp_path / "again", formats=["svg"])
+    assert (tmp_path / "again" / "attacks.svg").read_bytes() == svg
+
+
+def test_latex_and_markdown_of_odd_names(report: Report) -> None:
+    table = tables(report)[0]
+    table.rows[0][0] = "50 % & more_or | less <b>"
+    assert r"50 \% \& more\_or | less \textless{}b\textgreater{}" in table.latex()
+    assert r"50 % & more_or \| less &lt;b>" in table.markdown()
+
+
+def test_bad_paths_are_one_line(tmp_path: Path, runs: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        load_runs([tmp_path / "nowhere"])
+    with pytest.raises(InputError, match="holds no run"):
+        load_runs([tmp_path])
+    with pytest.raises(InputError, match="no runs were given"):
+        load_runs([])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write"):
+        write_page(build_report(load_runs([runs / "arc"])), tmp_path / "file" / "page.html")
+    assert len(load_runs([runs, runs / "arc", runs])) == len(load_runs([runs]))
+
+
+@pytest.mark.parametrize("eps, text", [(8 / 255, "8/255"), (0.6, "0.6"), (128 / 255, "128/255"), (2.5, "2.5")])
+def test_radii_as_people_write_them(eps: float, text: str) -> None:
+    assert eps_text(eps) == text
