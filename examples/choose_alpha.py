@@ -1,0 +1,51 @@
+"""Two models of your own: with which probabilities should they answer, and does drawing help at all?
+
+    python examples/choose_alpha.py [--samples 100]
+
+The question is asked on validation data and answered on test data, for what is chosen on the same samples flatters.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from own_models import train
+from sklearn.datasets import load_digits
+
+from recarc import Ball, Climb, RandomizedEnsemble, Tight, evaluate
+from recarc.evaluation.alpha import Samples, cutting_planes, grid_search, osp, two_members
+
+
+def quiet(method: str, alpha: list[float], accuracy: float) -> None:
+    """Every alpha that is tried could be printed here."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--samples", type=int, default=100)
+    count = parser.parse_args().samples
+    digits = load_digits()
+    x = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None]
+    y = torch.tensor(digits.target)
+    members = [train(x[:1200], y[:1200], seed).eval() for seed in range(2)]
+    ensemble, ball = RandomizedEnsemble(members), Ball("linf", 0.06)
+    validation = Samples(x[1200 : 1200 + count], y[1200 : 1200 + count], ball)
+    test = x[1500 : 1500 + count], y[1500 : 1500 + count]
+
+    print(two_members(ensemble, validation, Tight("quick")).sentence)
+    attack = Climb(steps=10, orders=1)
+    choices = [
+        grid_search(ensemble, validation, points=6, watch=quiet),
+        osp(ensemble, validation, attack, rounds=5, watch=quiet),
+        cutting_planes(ensemble, validation, attack, rounds=5, watch=quiet),
+    ]
+    print("method   alpha          believed   on test data")
+    for choice in choices:
+        shown = ", ".join(f"{a:.2f}" for a in choice.alpha)
+        found = evaluate(ensemble.with_alpha(choice.alpha), Tight("quick"), test, ball, progress=False)
+        print(f"{choice.method:<8} {shown:<14} {choice.believed:8.1%}   {found.robust_accuracy:8.1%}")
+
+
+if __name__ == "__main__":
+    main()
