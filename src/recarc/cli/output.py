@@ -15,6 +15,15 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, allow_nan=False))
 
 
+def summary(result: Evaluation) -> dict[str, Any]:
+    """What --json prints of a run: its figures, and the verdict where it has one."""
+    if result.alone is None:
+        return result.to_json()
+    from recarc.evaluation import Verdict
+
+    return {**result.to_json(), "verdict": Verdict.of(result).to_json()}
+
+
 def print_evaluation(result: Evaluation) -> None:
     """Figures with their intervals, then the members."""
     from rich.console import Console
@@ -24,6 +33,10 @@ def print_evaluation(result: Evaluation) -> None:
     console.print(_members(result))
     if result.stages:
         console.print(_stages(result))
+    if result.alone is not None:
+        from recarc.evaluation import Verdict
+
+        console.print(Verdict.of(result).sentence, soft_wrap=True)
     nan = result.nan_samples
     if len(nan):
         console.print(f"NaN logits on {len(nan)} samples, counted as wrong; first: {nan[:10].tolist()}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from recarc.cli.output import print_evaluation, print_json
+from recarc.cli.output import print_evaluation, print_json, summary
 from recarc.cli.parsing import numbers
 
 
@@ -27,7 +27,7 @@ def show(
     other = None if probabilities is None else result.robust_at(probabilities)
     if json_:
         bound = None if other is None else {"alpha": probabilities, "robust_upper_bound": other.value}
-        print_json({**result.to_json(), **({"rescored": bound} if bound else {})})
+        print_json({**summary(result), **({"rescored": bound} if bound else {})})
         return
     print_evaluation(result)
     if other is not None:
