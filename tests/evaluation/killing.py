@@ -28,8 +28,8 @@ from recarc.evaluation import records as _records  # noqa: E402, F401
 def child(run: Path) -> int:
     pid = os.fork()
     if pid == 0:
-        ensemble, data = problem(160)
-        evaluate(ensemble, ARC(steps=6), data, BALL, out=run, shard_size=4, tile=8, save_inputs=True)
+        ensemble, data = problem(96)
+        evaluate(ensemble, ARC(steps=4), data, BALL, out=run, shard_size=4, tile=8, save_inputs=True)
         os._exit(0)
     return pid
 
@@ -61,7 +61,7 @@ def main(root: Path, wanted: int) -> None:
         os.kill(pid, signal.SIGKILL)
         assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
         kills += 1
-        unfinished += len(list(runs[-1].glob("*.parquet"))) not in (0, 40)
+        unfinished += len(list(runs[-1].glob("*.parquet"))) not in (0, 24)
     for run in runs:
         assert os.waitpid(child(run), 0)[1] == 0
     leftovers = [f.name for run in runs for f in run.iterdir() if f.name.endswith(".tmp")]
