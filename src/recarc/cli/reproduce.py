@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from recarc.experiments.results import ItemResult
 
 KEPT = Path("results/paper")  # in a checkout: what was measured for the documents
+WIDE = 200  # columns of a table that goes into a file
 PRESETS = ("quick", "standard", "thorough", "none")
 
 
@@ -192,6 +193,8 @@ def _print(result: ItemResult) -> None:
     from recarc.experiments.layout import grids
 
     console = Console()
+    if not console.is_terminal:
+        console.width = WIDE
     for grid in grids(result):
         table = Table(*grid.header, title=grid.title or result.title)
         for line in grid.cells:

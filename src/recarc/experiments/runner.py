@@ -23,6 +23,8 @@ from recarc.experiments.results import Figure, ItemResult, RowResult
 from recarc.experiments.workshop import Found, Workshop
 from recarc.geometry import Ball
 
+FEW = 16
+
 
 @dataclass
 class Reproduction:
@@ -145,7 +147,7 @@ class Reproduction:
         ball = row.ball(measurement.eps)
         digest = self._digest(ensemble, measurement.attack, ball, images)
         out = self.workshop.out / "runs" / f"{images.name}-{type(measurement.attack).__name__.lower()}-{digest}"
-        tile = self.workshop.scale.tile
+        tile = len(images) if len(images) < FEW else self.workshop.scale.tile  # padding to a tile would cost more
         return evaluate(ensemble, measurement.attack, images, ball, out=out, progress=self.progress, tile=tile)
 
     def _digest(self, ensemble: RandomizedEnsemble, attack: Any, ball: Ball, images: ImageSet) -> str:
