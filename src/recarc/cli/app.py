@@ -43,7 +43,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 app = typer.Typer(
     help="How robust is a randomized ensemble of classifiers, really?",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
