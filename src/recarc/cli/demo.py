@@ -115,7 +115,7 @@ def attacked(ensemble: RandomizedEnsemble, out: Path, setting: dict[str, Any], q
     from recarc.evaluation import evaluate
     from recarc.geometry import Ball
 
-    attacks = {"tight": Tight(), "adaptive_pgd": AdaptivePGD(), "arc": ARC(), "pgd": RandomAttacker(PGD())}
+    attacks = {"tight": Tight(), "adaptive_pgd": AdaptivePGD(), "arc": ARC(planes=4), "pgd": RandomAttacker(PGD())}
     data, ball = load("digits", "test"), Ball(setting["norm"], setting["eps"])
     return {
         name: evaluate(

@@ -109,8 +109,8 @@ def _draw(axes: Any, plane: Plane, found: Solved) -> None:
         axes.contourf(gx, gy, f, levels=[-1e9, 0], colors=[MEMBERS[k]], alpha=0.13)
         axes.contour(gx, gy, f, levels=[0], colors=[MEMBERS[k]], linewidths=1.8)
         unit = -np.array(w) / np.hypot(*w)
-        x, y = 1.4 * plane.eps * unit
-        y += 0.2 * plane.eps * (abs(unit[0]) > 0.9)  # not beside a point on the ball
+        x, y = 1.36 * plane.eps * unit
+        y += 0.7 * plane.eps * (abs(unit[0]) > 0.9)  # there is no room for it beside the ball
         axes.text(x, y, f"fools member {k + 1}", color=MEMBERS[k], ha="center", va="center")
     circle = np.linspace(0, 2 * np.pi, 200)
     axes.plot(plane.eps * np.cos(circle), plane.eps * np.sin(circle), color=INK, linewidth=1.3, linestyle=(0, (5, 3)))

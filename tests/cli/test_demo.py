@@ -1,0 +1,63 @@
+"""`recarc demo`: the whole way as a new user takes it, and what it does with a folder that is not its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recarc.cli import app as program
+from recarc.cli import demo as module
+
+SMALL = {"epochs": 1, "width": 2, "sweep_samples": 6, "alphas": [0.5, 1.0], "radii": [0.3]}
+
+
+def test_the_demo_shows_what_it_promises(tmp_path: Path) -> None:
+    """One process, as installed: the gap of at least ten points, the floor met, and the time it may take."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "recarc", "demo", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["attacks"]["AdaptivePGD"] - told["robust_accuracy"] >= 0.10
+    assert told["floor"] <= told["robust_accuracy"] <= told["floor"] + 0.005, "conclusive"
+    assert told["robust_accuracy"] < told["attacks"]["Best member alone"] < told["attacks"]["AdaptivePGD"]
+    assert "fooled the test, not the attacker" in told["lesson"]
+    assert after.ru_utime - before.ru_utime < 100, "seconds of computing; about 60 on the machine it was made on"
+    page = tmp_path / "demo" / "report.html"
+    assert page.stat().st_size < 3_000_000 and told["lesson"].split(";")[0]
+    assert "Why AdaptivePGD stalls" in page.read_text(encoding="utf-8")
+    assert [line.split()[0] for line in done.stderr.splitlines() if "/4" in line] == ["1/4", "2/4", "3/4", "4/4"]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SETTING", {**module.SETTING, **SMALL})
+
+
+def test_again_goes_on_and_another_seed_starts_anew(small: None, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "demo"
+    assert program.run(["demo", "--out", str(out), "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.rstrip().splitlines()[-1].strip() and "What this shows:" in printed
+    members = [(out / "ensemble" / f"member_{i}.safetensors").read_bytes() for i in range(2)]
+    assert program.run(["demo", "--out", str(out), "--quiet", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) >= {"clean_accuracy", "robust_accuracy", "floor", "members"}
+    assert [(out / "ensemble" / f"member_{i}.safetensors").read_bytes() for i in range(2)] == members
+    assert program.run(["demo", "--out", str(out), "--quiet", "--seed", "1"]) == 0
+    assert (out / "ensemble" / "member_0.safetensors").read_bytes() != members[0]
+
+
+def test_a_folder_with_other_files_is_left_alone(small: None, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert program.run(["demo", "--out", str(tmp_path)]) == 2
+    assert "choose another folder" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]

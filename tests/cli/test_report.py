@@ -1,0 +1,59 @@
+"""`recarc report` and `recarc theory` on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recarc import AdaptivePGD, Ball, RandomizedEnsemble, evaluate
+from recarc.attacks import Tight
+from recarc.cli import app as program
+from recarc.data import load
+from recarc.models import build
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    rec = RandomizedEnsemble([build("cnn", 10, 1, 8, width=4).eval() for _ in range(2)])
+    data, ball, out = load("digits", "test", limit=16), Ball("linf", 0.1), tmp_path_factory.mktemp("report_cli")
+    evaluate(rec, Tight("quick", steps=2), data, ball, out=out / "tight", progress=False, save_inputs=True)
+    evaluate(rec, AdaptivePGD(steps=2), data, ball, out=out / "adaptive_pgd", progress=False)
+    return out
+
+
+def run(*arguments: object) -> int:
+    return program.run([str(a) for a in arguments])
+
+
+@pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
+def test_page_tables_and_figures(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    out, tables, figures = tmp_path / "page.html", tmp_path / "tables", tmp_path / "figures"
+    options = ["--out", out, "--tables", tables, "--figures", figures, "--title", "My ensemble", "--json"]
+    assert run("report", folder / "tight", folder / "adaptive_pgd", *options) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["page"] == str(out) and told["runs"] == 2 and told["verdict"]["floor"] <= told["attacks"]["Tight"]
+    assert all(Path(name).exists() for name in told["figures"] + told["tables"])
+    page = out.read_text(encoding="utf-8")
+    assert "<h1>My ensemble</h1>" in page and told["verdict"]["sentence"] in page
+
+
+def test_what_it_prints(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    assert run("report", folder, "--out", tmp_path / "page.html") == 0
+    printed = capsys.readouterr().out
+    assert "onclusive: the robust accuracy is" in printed and "2 runs" in printed
+
+
+def test_bad_input(tmp_path: Path, capsys: Any) -> None:
+    assert run("report", tmp_path / "nowhere", "--out", tmp_path / "page.html") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "does not exist" in error and not (tmp_path / "page.html").exists()
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "run.json").write_text("{")
+    assert run("report", broken, "--out", tmp_path / "page.html") == 2
+    assert "cannot be read" in capsys.readouterr().err
