@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from recarc import ARC, Ball, InputError, RandomizedEnsemble, load_ensemble, save_ensemble
 from recarc.adapters import PEERS
 from recarc.adapters.members import AdaptedMember
+from recarc.evaluation import RecarcWarning
 
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -253,3 +254,19 @@ def test_members_that_do_not_fit_together() -> None:
         import recarc.adapters
 
         recarc.adapters.keras  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["foolbox", "torchattacks", "art"])
+def test_probabilities_instead_of_logits_are_told(name: str) -> None:
+    pytest.importorskip(name, reason=f"{name} is {HINT}")
+    adapter = importlib.import_module(f"recarc.adapters.{name}")
+    soft = [nn.Sequential(models()[0], nn.Softmax(1)).eval(), models()[1]]
+    x = torch.rand(4, 2, 4, 4)
+    y = soft[0](x).argmax(1)
+    with pytest.warns(RecarcWarning, match=r"outputs of model 0 look like probabilities.*take the softmax out"):
+        if name == "foolbox":
+            adapter.ARC(steps=1)(RandomizedEnsemble(soft), x, y, epsilons=0.1)
+        elif name == "torchattacks":
+            adapter.ARC(soft, steps=1)(x, y)
+        else:
+            adapter.ARC(RandomizedEnsemble(soft), steps=1).generate(x.numpy(), y.numpy())

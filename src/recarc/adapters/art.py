@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recarc import attacks
 from recarc.adapters.members import AdaptedMember, adapted, missing
-from recarc.adapters.outward import as_labels, as_rec
+from recarc.adapters.outward import as_labels, as_rec, warn_about_probabilities
 from recarc.errors import InputError
 from recarc.geometry import Ball
 
@@ -75,10 +75,13 @@ class RecarcAttack(EvasionAttack):
             raise InputError(f"{type(self).__name__} is untargeted: it lowers the expected accuracy")
         device = self.ensemble.device_of_members() or torch.device("cpu")
         labels = None if y is None else as_labels(y, one_hot=True)
-        ball, parts = Ball(self.norm, self.eps, self.box), []
+        ball = Ball(self.norm, self.eps, self.box)
+        parts: list[np.ndarray] = []
         for start in range(0, len(x), self.batch_size):
             rows = slice(start, start + self.batch_size)
             images = torch.as_tensor(x[rows]).to(device)
+            if not parts:
+                warn_about_probabilities(self.ensemble, images)
             truth = self._predicted(images) if labels is None else labels[rows].to(device)
             parts.append(self.recipe(self.ensemble, images, truth, ball).cpu().numpy())
         return np.concatenate(parts) if parts else x.copy()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from recarc import attacks
 from recarc.adapters.members import check_no_second_normalisation, check_range, missing
-from recarc.adapters.outward import as_labels, as_rec
+from recarc.adapters.outward import as_labels, as_rec, warn_about_probabilities
 from recarc.adapters.peer_attack import PeerAttack, plain
 from recarc.ensemble import Member
 from recarc.errors import InputError
@@ -123,6 +123,7 @@ class RecarcAttack(AttackWithDistance):
         several = list(epsilons) if isinstance(epsilons, Iterable) else [epsilons]
         if None in several:
             raise InputError("epsilons holds None; these attacks work inside a ball, so give every eps a number")
+        warn_about_probabilities(rec.ensemble, x.raw.detach())
         box = (float(rec.bounds.lower), float(rec.bounds.upper))
         found = [self.attack(rec.ensemble, x.raw.detach(), y, Ball(self.norm, float(e), box)) for e in several]
         flags = torch.stack([rec.ensemble.expected_accuracy(u, y) < 1 for u in found])

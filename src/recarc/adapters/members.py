@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -23,10 +24,19 @@ def peer(module: str, extra: str) -> Any:
 
 
 def missing(module: str, extra: str, error: ImportError) -> InputError:
-    name = (error.name or module).split(".")[0]
-    if name == module.split(".")[0]:
-        return InputError(f"{name} is not installed: install recarc[{extra}]")
+    """What to install: the package itself, or what it cannot be imported without."""
+    package = module.split(".")[0]
+    name = (error.name or package).split(".")[0]
+    if name == package or not _installed(package):
+        return InputError(f"{package} is not installed: install recarc[{extra}]")
     return InputError(f"{module} cannot be imported without {name}: install recarc[{extra}] or {name} itself")
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # switched off in sys.modules
+        return False
 
 
 class AdaptedMember(nn.Module):

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
+from recarc.evaluation.checks import look_like_probabilities, warn
+
+PROBE = 8  # inputs that are looked at
 
 
 def as_rec(models: Any, alpha: Sequence[float] | Tensor | None) -> RandomizedEnsemble:
@@ -35,3 +38,11 @@ def as_labels(y: Any, one_hot: bool = False) -> Tensor:
             raise InputError("labels are rows of numbers that are not one-hot; give whole numbers or one-hot rows")
         return y.argmax(1)
     return y
+
+
+@torch.no_grad()
+def warn_about_probabilities(ensemble: RandomizedEnsemble, x: Tensor) -> None:
+    """The same warning that an evaluation gives, for attacks that are called outside of one."""
+    for i, member in enumerate(ensemble.members):
+        if len(x) and look_like_probabilities(member(x[:PROBE])):
+            warn(f"the outputs of model {i} look like probabilities; attacks expect logits: take the softmax out of it")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from recarc import attacks
 from recarc.adapters.members import missing
-from recarc.adapters.outward import as_labels, as_rec
+from recarc.adapters.outward import as_labels, as_rec, warn_about_probabilities
 from recarc.adapters.peer_attack import PeerAttack, Run, plain
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
@@ -59,7 +59,9 @@ class RecarcAttack(TorchAttack):
         rec = self.model
         if self._normalization_applied is False:  # images are in [0, 1] by now, the models want them normalised
             rec = RandomizedEnsemble([_Normalised(m, self.normalize) for m in rec.members], rec.alpha)
-        return self.recipe(rec, images.detach().to(device), as_labels(labels).to(device), self.ball)
+        images = images.detach().to(device)
+        warn_about_probabilities(rec, images)
+        return self.recipe(rec, images, as_labels(labels).to(device), self.ball)
 
     def _set_mode_targeted(self, mode: str, quiet: bool) -> None:
         raise InputError(f"{self.attack} has no mode {mode!r}: it lowers the expected accuracy, untargeted")

@@ -46,7 +46,7 @@ def check_members(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball
                 f"member {i} gives different outputs on the same inputs; a random member needs an average over its "
                 "draws (or each draw as a member of its own), otherwise the figure is luck"
             )
-        if _look_like_probabilities(logits):
+        if look_like_probabilities(logits):
             warn(
                 f"the outputs of member {i} look like probabilities; attacks expect logits and are weakened: "
                 "take the softmax out of the model"
@@ -61,7 +61,8 @@ def _differ(a: Tensor, b: Tensor) -> bool:
     return not torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
-def _look_like_probabilities(logits: Tensor) -> bool:
+def look_like_probabilities(logits: Tensor) -> bool:
+    """Rows in [0, 1] that sum to one."""
     inside = bool(((logits >= 0) & (logits <= 1)).all())
     return inside and bool(((logits.sum(1) - 1).abs() < 1e-3).all())
 
