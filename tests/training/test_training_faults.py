@@ -97,10 +97,10 @@ def test_out_of_memory_says_what_to_lower(monkeypatch: Any) -> None:
 def test_a_full_disk_keeps_the_checkpoint_that_is_there(tmp_path: Path, monkeypatch: Any) -> None:
     write, count = RunFolder._write, [0]
 
-    def full(self: RunFolder, name: str, data: Any) -> None:
-        count[0] += name == STATE
+    def full(self: RunFolder, path: Path, data: Any) -> None:
+        count[0] += path.name == STATE
         if count[0] < 4:
-            return write(self, name, data)
+            return write(self, path, data)
         real_open = Path.open
 
         def broken(path: Path, *args: Any, **more: Any) -> Any:
@@ -111,7 +111,7 @@ def test_a_full_disk_keeps_the_checkpoint_that_is_there(tmp_path: Path, monkeypa
 
         with monkeypatch.context() as patch:
             patch.setattr(Path, "open", broken)
-            return write(self, name, data)
+            return write(self, path, data)
 
     monkeypatch.setattr(RunFolder, "_write", full)
     with pytest.raises(TrainingError, match=r"the disk is full; the checkpoint of step 3 is in .*goes on from there"):

@@ -41,7 +41,10 @@ class RunFolder:
             raise InputError(f"{self.out} already exists and is not empty: choose another out folder")
         if not self.folder.exists():
             if self.writer:
-                self._write(CONFIG, json.dumps(self.config, indent=2).encode())
+                # Made aside with its configuration in it: another rank never sees the folder half made.
+                aside = self.folder.with_name(f"{self.folder.name}.{os.getpid()}")
+                self._write(aside / CONFIG, json.dumps(self.config, indent=2).encode())
+                aside.rename(self.folder)
             return None
         self._check_same()
         path = self.folder / STATE
@@ -83,7 +86,7 @@ class RunFolder:
             return
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        self._write(STATE, buffer.getbuffer())
+        self._write(self.folder / STATE, buffer.getbuffer())
         self.last_step = step
 
     def kept(self) -> str:
@@ -98,20 +101,19 @@ class RunFolder:
         if self.folder is not None and self.writer:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _write(self, name: str, data: Any) -> None:
-        assert self.folder is not None
-        aside = self.folder / f".{name}.new"
+    def _write(self, path: Path, data: Any) -> None:
+        aside = path.with_name(f".{path.name}.new")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             with aside.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            aside.replace(self.folder / name)
+            aside.replace(path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 aside.unlink()
-            raise TrainingError(disk_message(error, self.folder / name, self.kept())) from None
+            raise TrainingError(disk_message(error, path, self.kept())) from None
 
 
 def _difference(key: str, found: dict[str, Any], wanted: dict[str, Any]) -> str:
