@@ -102,7 +102,7 @@ def draw_plane(planes: Sequence[Plane] = (TWO, THREE)) -> Figure:
 
 def _draw(axes: Any, plane: Plane, found: Solved) -> None:
     reach = REACH * plane.eps
-    grid = np.linspace(-reach, reach, 300)
+    grid = np.linspace(-reach, reach, 3)  # lines: exact on any grid
     gx, gy = np.meshgrid(grid, grid)
     for k, (w, b) in enumerate(zip(plane.weights, plane.biases)):
         f = w[0] * gx + w[1] * gy + b
@@ -154,8 +154,8 @@ def plane_svg(plane: Plane) -> str:
     import matplotlib
 
     sink = io.StringIO()
-    salt = {"svg.hashsalt": plane.title}  # ids of their own: several drawings may be on one page
-    with matplotlib.rc_context({**STYLE, **salt}):
+    with matplotlib.rc_context(STYLE):
+        matplotlib.rcParams["svg.hashsalt"] = plane.title  # ids of their own: several drawings may be on one page
         draw_plane([plane]).savefig(sink, format="svg", transparent=True, metadata=metadata("svg"))
     text = sink.getvalue()
     text = text[text.index("<svg") :]
