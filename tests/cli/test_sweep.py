@@ -106,6 +106,7 @@ def test_alpha_of_more_than_two_members_keeps_the_proportion() -> None:
     assert first_with(0.5, [0.2, 0.6, 0.2]) == pytest.approx([0.5, 0.375, 0.125])
     assert first_with(0.4, [1.0, 0.0, 0.0]) == pytest.approx([0.4, 0.3, 0.3])
     assert first_with(1.0, [0.5, 0.5]) == [1.0, 0.0]
+    assert first_with(0.7, [0.5, 0.5]) == [0.7, 0.3], "the same configuration as that of somebody who types 0.7,0.3"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from recarc.evaluation import Evaluation
     from recarc.report import Report
 
-# The setting was chosen once, for a small net that still learns; other seeds show the same picture.
+# Norm, radius and alpha were chosen so that the effect is large, the seed was not: with seeds 0 to 3 AdaptivePGD is
+# 20 to 25 points above the tight figure, and that is within a point of the floor.
 SETTING: dict[str, Any] = {
     "norm": "l2",
     "eps": 0.9,
@@ -58,12 +59,13 @@ def demo(
     began = time.perf_counter()
     setting = {**SETTING, "seed": seed}
     prepare(out, setting)
-    with step("1/4 training an adversarially trained model and a BAT partner", quiet):
-        ensemble = trained(out, setting, quiet)
-    with step("2/4 attacking their mixture: PGD, AdaptivePGD, ARC, tight with its floor", quiet):
-        runs = attacked(ensemble, out, setting, quiet)
-    with step("3/4 the same at other alphas and radii", quiet):
-        swept(ensemble, out, setting, quiet)
+    with one_thread():
+        with step("1/4 training an adversarially trained model and a BAT partner", quiet):
+            ensemble = trained(out, setting, quiet)
+        with step("2/4 attacking their mixture: PGD, AdaptivePGD, ARC, tight with its floor", quiet):
+            runs = attacked(ensemble, out, setting, quiet)
+        with step("3/4 the same at other alphas and radii", quiet):
+            swept(ensemble, out, setting, quiet)
     with step("4/4 writing the page", quiet):
         report = written(out)
     seconds = time.perf_counter() - began
@@ -199,6 +201,19 @@ def show(report: Report, out: Path, seconds: float) -> None:
     page = out / "report.html"
     console.print(f"{page} ({page.stat().st_size / 1024:.0f} kB, {seconds:.0f} s): open it in a browser.", style="dim")
     console.print(f"What this shows: {lesson(report)}", style="bold", highlight=False)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Nets this small gain nothing from more; on a busy machine, threads that wait for each other cost a lot."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

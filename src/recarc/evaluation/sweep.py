@@ -145,7 +145,7 @@ def first_with(value: float, alpha: Sequence[float]) -> list[float]:
         raise InputError(f"alpha {value:g} is not a probability; expected values in [0, 1]")
     rest = sum(alpha[1:])
     shares = [a / rest for a in alpha[1:]] if rest > 0 else [1 / (len(alpha) - 1)] * (len(alpha) - 1)
-    return [value, *((1 - value) * share for share in shares)]
+    return [value, *(round((1 - value) * share, 12) for share in shares)]  # 0.3, not 0.30000000000000004
 
 
 def _has(attack: Any, knob: str) -> bool:
