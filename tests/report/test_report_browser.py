@@ -106,7 +106,7 @@ def test_the_slider_shows_what_python_computes(browser: Any, address: str, runs:
         assert found is not None and after["worst"] == pytest.approx(found.worst([first, 1 - first]), abs=1e-9)
         assert opened.page.locator("#alpha-text-1").inner_text() == f"{1 - first:.2f}"
         opened.page.get_by_role("button", name="Back to the evaluated alpha").click()
-        opened.page.wait_for_function("document.getElementById('alpha-text-0').textContent === '0.60'")
+        opened.page.locator("#alpha-text-0", has_text="0.60").wait_for()
         assert opened.rescored() == before
 
 

@@ -86,22 +86,25 @@ def _telling(kept: Sequence[Run]) -> np.ndarray:
     scores = np.stack([run.evaluation.robust_scores for run in kept])
     labels = kept[0].evaluation.labels
     spread = scores.max(0) - scores.min(0) + 1e-3 * (1 - scores.min(0)) - 2.0 * (kept[0].evaluation.clean_scores < 1)
-    order = np.argsort(-spread, kind="stable")
-    firsts = [n for k, n in enumerate(order) if labels[n] not in labels[order[:k]]]
-    chosen = [*firsts[:EXAMPLES], *(n for n in order if n not in firsts)][:EXAMPLES]
+    order = np.argsort(-spread, kind="stable").tolist()
+    first_of: dict[int, int] = {}
+    for n in order:
+        first_of.setdefault(int(labels[n]), n)
+    chosen = list(dict.fromkeys([*first_of.values(), *order]))[:EXAMPLES]
     return np.array(sorted(chosen, key=lambda n: -spread[n]), dtype=np.int64)
 
 
 def _inputs(run: Run, rows: np.ndarray) -> np.ndarray:
     """(K, C, H, W) adversarial inputs of these samples."""
-    from safetensors.torch import load_file
+    from safetensors import safe_open
 
     assert run.evaluation.path is not None
     folder = RunFolder.open(run.evaluation.path)
     found = []
     for row in rows:
         shard, place = divmod(int(row), folder.shard_size)
-        found.append(load_file(folder.file(shard, "inputs.safetensors"))["x_adv"][place, 0].numpy())
+        with safe_open(folder.file(shard, "inputs.safetensors"), "np") as file:
+            found.append(file.get_slice("x_adv")[place, 0])
     return np.stack(found)
 
 
