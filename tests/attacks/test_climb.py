@@ -8,8 +8,9 @@ import torch
 
 from bank import bank
 from recarc import ARC, Ball, Climb, InputError, RandomizedEnsemble, Restarts
+from recarc.attacks.climb import Found, Problem, swap
 from recarc.exact import optimum, smallest_radius
-from tiny import labels_of, mlp_ensemble, points
+from tiny import binary, labels_of, mlp_ensemble, points
 
 BARELY = 0.02  # what is foolable by less than this share of eps may be missed by a descent of finite steps
 
@@ -65,16 +66,25 @@ def test_inside_ball_and_box_for_any_p_and_many_members(p: float | str) -> None:
     assert bool((ensemble.expected_accuracy(x_adv, y) <= ensemble.expected_accuracy(x, y)).all())
 
 
-def test_swap_finds_the_heavier_pair() -> None:
+def test_not_stuck_with_the_heaviest_member() -> None:
     """Greedy takes the heaviest member, which excludes the two lighter ones that weigh more together."""
     w = torch.tensor([[1.0, 0.0], [-1.0, 0.2], [-1.0, -0.2]], dtype=torch.float64)
-    from tiny import binary
-
     ensemble = RandomizedEnsemble([binary(row, 0.5) for row in w], [0.4, 0.3, 0.3])
     x, y, ball = torch.zeros(1, 2, dtype=torch.float64), torch.ones(1, dtype=torch.long), Ball("linf", 1.0, box=None)
     assert optimum(ensemble, x, y, ball).accuracy.item() == pytest.approx(0.4)
     v = ensemble.expected_accuracy(Climb(orders=4)(ensemble, x, y, ball), y)
     assert v.item() == pytest.approx(0.4)
+
+
+def test_swap_drops_a_light_member_for_a_heavier_one() -> None:
+    """Two opposite members, the light one fooled: no perturbation adds the heavy one, but it can take the place."""
+    ensemble = RandomizedEnsemble([binary([1.0, 0.0], 0.5), binary([-1.0, 0.0], 0.5)], [0.6, 0.4])
+    x, y, ball = torch.zeros(1, 2, dtype=torch.float64), torch.ones(1, dtype=torch.long), Ball("linf", 1.0, box=None)
+    found = Found.clean(ensemble, x, y)
+    found.try_out(ensemble, y, torch.tensor([0]), torch.tensor([[0.7, 0.0]], dtype=torch.float64))
+    assert found.v.item() == 0.6
+    swap(Problem(ensemble, x, y, ball, steps=20, kappa=0.02), found, hopeless=torch.zeros(2, 1, dtype=torch.bool))
+    assert found.v.item() == ensemble.expected_accuracy(found.x_adv, y).item() == 0.4
 
 
 def test_seeds_restart_it_and_the_batch_does_not_matter() -> None:
@@ -92,5 +102,7 @@ def test_seeds_restart_it_and_the_batch_does_not_matter() -> None:
 def test_bad_knobs() -> None:
     with pytest.raises(InputError, match="kappa"):
         Climb(kappa=-1)
-    with pytest.raises(InputError, match="orders"):
+    with pytest.raises(InputError, match="orders is 0; it must be a whole number of at least 1"):
         Climb(orders=0)
+    with pytest.raises(InputError, match=r"steps is 1.5; it must be a whole number of at least 1"):
+        Climb(steps=1.5)  # type: ignore[arg-type]

@@ -14,13 +14,16 @@ from recarc import (
     PGD,
     AdaptivePGD,
     Attack,
+    AutoPGD,
     Ball,
     CarliniWagner,
+    Climb,
     LinearARC,
     Norm,
     RandomAttacker,
     RandomizedEnsemble,
     Restarts,
+    Tight,
     WorstOf,
 )
 from tiny import Recorder, assert_unchanged, cnn, labels_of, linear, mlp, mlp_ensemble, photograph, points
@@ -41,8 +44,14 @@ ATTACKS: dict[str, Attack] = {
     "C&W-1": CarliniWagner(steps=6, search_steps=2, learning_rate=0.05, initial_c=1.0, member=1),
     "AC&W-L": CarliniWagner(steps=6, search_steps=2, learning_rate=0.05, initial_c=1.0, expectation="logits"),
     "random PGD": RandomAttacker(PGD(steps=4)),
+    "AutoPGD": AutoPGD(steps=4),
+    "AutoPGD-1": AutoPGD(steps=4, member=1, loss="dlr"),
+    "AutoPGD-T": AutoPGD(steps=3, member=1, loss="dlr_targeted", targets=2),
+    "Climb": Climb(steps=4),
+    "Tight": Tight("quick", steps=3),
     "WorstOf": WorstOf([AdaptivePGD(steps=3), ARC(steps=2), PGD(steps=3, member=2, random_init=True)]),
 }
+TOLD_WHOM = ("PGD", "PGD+R", "C&W-1", "AutoPGD-1", "AutoPGD-T")  # they attack the member they are given
 every_attack = pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
 RADIUS = {1: 0.6, 1.5: 0.4, 2: 0.3, math.inf: 0.1}
 every_norm = pytest.mark.parametrize("p", [1, 2, math.inf])
@@ -179,7 +188,7 @@ def test_no_member_is_asked_outside_the_box(attack: Attack, p: float) -> None:
         assert float(seen.min()) >= 0 and float(seen.max()) <= 1
 
 
-@pytest.mark.parametrize("name", [n for n in ATTACKS if n not in ("PGD", "PGD+R", "C&W-1")])  # told whom to attack
+@pytest.mark.parametrize("name", [n for n in ATTACKS if n not in TOLD_WHOM])
 def test_members_of_probability_zero_are_not_attacked(name: str) -> None:
     attack = WorstOf([AdaptivePGD(steps=3), ARC(steps=2)]) if name == "WorstOf" else ATTACKS[name]
     recorders = [Recorder(mlp(i)) for i in range(3)]

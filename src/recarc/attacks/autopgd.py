@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import Attack, check_at_least
+from recarc.attacks.base import Attack, check_count
 from recarc.attacks.pgd import member_of
 from recarc.ensemble import RandomizedEnsemble, predictions_of
 from recarc.errors import InputError, unknown
@@ -69,8 +69,8 @@ class AutoPGD(Attack):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least("steps", self.steps, 1)
-        check_at_least("targets", self.targets, 1)
+        check_count("steps", self.steps)
+        check_count("targets", self.targets)
         if self.loss not in LOSSES:
             raise unknown("loss", self.loss, LOSSES)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import Attack, check_at_least
+from recarc.attacks.base import Attack, check_count
 from recarc.ensemble import RandomizedEnsemble, predictions_of
 from recarc.errors import InputError
 from recarc.geometry import Ball, per_sample, working_dtype
@@ -172,8 +172,8 @@ class Climb(Attack):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least("steps", self.steps, 1)
-        check_at_least("orders", self.orders, 1)
+        check_count("steps", self.steps)
+        check_count("orders", self.orders)
         if not 0 <= self.kappa < math.inf:
             raise InputError(f"kappa is {self.kappa!r}; it must be a number >= 0, in units of eps")
 

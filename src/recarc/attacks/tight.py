@@ -11,7 +11,7 @@ from torch import Tensor
 from recarc.attacks.adaptive_pgd import AdaptivePGD
 from recarc.attacks.arc import ARC
 from recarc.attacks.autopgd import AutoPGD
-from recarc.attacks.base import Attack, Outcome, check_at_least, check_problem
+from recarc.attacks.base import Attack, Outcome, check_count, check_problem
 from recarc.attacks.climb import Climb, Found
 from recarc.ensemble import RandomizedEnsemble, as_ensemble, frozen
 from recarc.errors import unknown
@@ -63,7 +63,7 @@ class Tight(Attack):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least("steps", self.steps, 1)
+        check_count("steps", self.steps)
         if self.preset not in PRESETS:
             raise unknown("preset", self.preset, PRESETS)
 
