@@ -50,6 +50,13 @@ def test_not_conclusive_says_how_far_and_what_to_try() -> None:
     assert found.to_json()["conclusive"] is False
 
 
+def test_a_member_of_probability_zero_is_not_the_best_one() -> None:
+    """It was never attacked alone, so that it "withstood" says nothing."""
+    evaluation = made([[True] * 3 + [False] * 7, [True] * 10], [[True] * 3 + [False] * 7, [True] * 10], [1.0, 0.0])
+    assert Verdict.of(evaluation).best_member == pytest.approx(0.3)
+    assert ["robust_alone" in member for member in evaluation.to_json()["members"]] == [True, False]
+
+
 def test_half_a_point_is_conclusive() -> None:
     alone = [[False] * 200]
     assert Verdict.of(made(alone, [[True] + [False] * 199], [1.0])).conclusive

@@ -262,7 +262,8 @@ class Evaluation:
         members = [{"alpha": float(a), "clean_accuracy": float(c), "robust_accuracy": float(r)} for a, c, r in figures]
         if self.alone is not None:
             for member, bits in zip(members, self.alone):
-                member["robust_alone"] = float(bits.mean())
+                if member["alpha"] > 0:  # one of alpha 0 was not attacked: nothing is known of it
+                    member["robust_alone"] = float(bits.mean())
         return members
 
     def _decided(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The verdict: the figure, the floor below which no attack can go, and whether the two meet."""
+"""The verdict: the figure, the floor that attacks on each member alone leave, and whether the two meet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Verdict:
     above_floor: int  # samples that may still fall
     stages: dict[str, Estimate]  # what AdaptivePGD and ARC alone say, then the best so far
     decided_by: dict[str, int]
-    best_member: float  # the largest robust accuracy of a member alone: what alpha = 1 on it would keep
+    best_member: float  # the most that a member attacked alone keeps; those of alpha 0 are not attacked
     certified_floor: float | None = None
     sentence: str = field(default="", compare=False)
 
@@ -45,7 +45,7 @@ class Verdict:
             above_floor=int((evaluation.robust_scores > floors).sum()),
             stages=evaluation.stage_accuracies,
             decided_by={name: n for name, n in summary["decided_by"].items() if n},
-            best_member=float(evaluation.alone.mean(1).max()),
+            best_member=float(evaluation.alone[evaluation.alpha > 0].mean(1).max()),
             certified_floor=certified_floor,
         )
         preset = ((evaluation.configuration.get("attack") or {}).get("preset")) or "standard"
