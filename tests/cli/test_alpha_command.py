@@ -1,0 +1,59 @@
+"""`recarc alpha` from the command line: three choices, what each is worth, and the two-member analysis in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recarc import RandomizedEnsemble, save_ensemble
+from recarc.cli import app as program
+from recarc.models import build
+
+QUICK = ["--data", "digits", "--limit", "12", "--eps", "0.02", "--points", "3", "--rounds", "1", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    members = [build("cnn", 10, 1, 8, width=4) for _ in range(2)]
+    return save_ensemble(RandomizedEnsemble(members), tmp_path_factory.mktemp("alpha") / "rec")
+
+
+def run(*arguments: object) -> int:
+    return program.run(["alpha", *map(str, arguments)])
+
+
+def test_three_choices_and_the_analysis_as_json(ensemble: Path, capsys: Any) -> None:
+    assert run(ensemble, *QUICK, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert list(told["choices"]) == ["grid", "osp", "lp"]
+    for choice in told["choices"].values():
+        assert sum(choice["alpha"]) == pytest.approx(1) and 0 <= choice["robust_accuracy"] <= 1
+    assert told["robust_accuracy"] == max(choice["robust_accuracy"] for choice in told["choices"].values())
+    two = told["two_members"]
+    assert two["helps"] == (two["p_r"] > abs(two["e_1"] - two["e_2"]))
+    assert two["says"].startswith("Randomising helps" if two["helps"] else "Randomising does not help")
+
+
+def test_table_and_words(ensemble: Path, capsys: Any) -> None:
+    assert run(ensemble, *QUICK, "--methods", "grid") == 0
+    printed = capsys.readouterr().out
+    assert "tight says" in printed and "Best: alpha = (" in printed and "Randomising" in printed
+
+
+@pytest.mark.parametrize(
+    "words,message",
+    [
+        (["--methods", "grid,newton"], "unknown method 'newton'"),
+        (["--eps", "0"], "eps is 0.0"),
+        (["--points", "1"], "at least 2 points"),
+    ],
+)
+def test_bad_input_is_one_line(ensemble: Path, words: list[str], message: str, capsys: Any) -> None:
+    assert run(ensemble, *QUICK, *words) == 2
+    said = capsys.readouterr().err.strip()
+    assert message in said and "\n" not in said
