@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from recarc import AdaptivePGD, Ball, RandomizedEnsemble, evaluate
+from recarc import ARC, PGD, AdaptivePGD, Attack, Ball, RandomAttacker, RandomizedEnsemble, evaluate, save_ensemble
 from recarc.attacks import Tight
 from recarc.cli import app as program
 from recarc.data import load
 from recarc.models import build
+from recarc.report import load_runs
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,34 @@ def test_what_it_prints(folder: Path, tmp_path: Path, capsys: Any) -> None:
     assert run("report", folder, "--out", tmp_path / "page.html") == 0
     printed = capsys.readouterr().out
     assert "onclusive: the robust accuracy is" in printed and "2 runs" in printed
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        Tight("quick", steps=2, seed=3),
+        ARC(steps=2, planes=3, step_size=0.05),
+        ARC(steps=1, variant="corrected"),
+        AdaptivePGD(steps=2, loss="margin", random_init=True),
+        RandomAttacker(PGD(steps=2)),
+    ],
+    ids=["tight", "arc", "corrected_arc", "adaptive_pgd", "pgd"],
+)
+@pytest.mark.parametrize("box", [(0.0, 1.0), None], ids=["box", "no box"])
+@pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
+def test_the_command_on_the_page_repeats_the_run(
+    attack: Attack, box: tuple[float, float] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Typed where the folder is, it finds the run finished: the configuration is the same to the last knob."""
+    torch.manual_seed(0)
+    rec = RandomizedEnsemble([build("cnn", 10, 1, 8, width=4).eval() for _ in range(2)], [0.7, 0.3])
+    save_ensemble(rec, tmp_path / "my rec")
+    data, ball = load("digits", "train", limit=10), Ball("l2", 8 / 255, box)
+    first = evaluate(rec, attack, data, ball, out=tmp_path / "run", progress=False, precision="float32")
+    command = load_runs([tmp_path / "run"])[0].command("my rec")
+    monkeypatch.chdir(tmp_path)
+    assert run(*shlex.split(command)[1:], "--json", "--device", "cpu") == 0, capsys.readouterr().err
+    assert json.loads(capsys.readouterr().out)["seconds"] == first.seconds
 
 
 def test_bad_input(tmp_path: Path, capsys: Any) -> None:

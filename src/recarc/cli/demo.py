@@ -128,6 +128,7 @@ def attacked(ensemble: RandomizedEnsemble, out: Path, setting: dict[str, Any], q
             out=out / "runs" / name,
             save_inputs=name in ("tight", "adaptive_pgd"),  # for the pictures
             progress=not quiet,
+            precision="float32",  # as `recarc evaluate` has it, so that the page's commands repeat these very runs
         )
         for name, attack in attacks.items()
     }
@@ -142,7 +143,8 @@ def swept(ensemble: RandomizedEnsemble, out: Path, setting: dict[str, Any], quie
     data, ball = load("digits", "test", limit=setting["sweep_samples"]), Ball(setting["norm"], setting["eps"])
     for over, values in (("alpha", setting["alphas"]), ("eps", setting["radii"])):
         folder = out / "runs" / f"over_{over}"
-        sweep(ensemble, {"tight": Tight("quick")}, data, ball, over, values, folder, progress=not quiet)
+        options: dict[str, Any] = {"progress": not quiet, "precision": "float32"}
+        sweep(ensemble, {"tight": Tight("quick")}, data, ball, over, values, folder, **options)
 
 
 def written(out: Path) -> Report:

@@ -70,7 +70,7 @@ def sweep(
     images = load(data, split, data_dir=data_dir, limit=limit)
     say = None if quiet else _say
     ball = recarc.Ball(norm, radius, valid)
-    found = run(rec, attacks, images, ball, over, points, out, tell=say, progress=not quiet)
+    found = run(rec, attacks, images, ball, over, points, out, tell=say, progress=not quiet, precision="float32")
     if json_:
         print_json({**found.to_json(), "out": str(out)})
     elif not quiet:

@@ -116,16 +116,30 @@ def rebuilt_command(run: Run, ensemble: str) -> str:
         return ""
     data, ball = told.get("data") or {}, told.get("ball") or {}
     words = ["recarc", "evaluate", ensemble, "--data", str(data.get("name"))]
-    words += ["--norm", str(ball.get("norm")), "--eps", f"{run.eps:.12g}" if run.eps is not None else "EPS"]
-    words += ["--alpha", ",".join(f"{a:.12g}" for a in run.alpha), "--attack", kind]
+    words += ["--norm", str(ball.get("norm")), "--eps", _typed(run.eps) if run.eps is not None else "EPS"]
+    words += ["--alpha", ",".join(map(_typed, run.alpha)), "--attack", kind]
     inner = attack.get("attack") if kind == "pgd" else attack
     for option in OPTIONS:
         value = (inner or {}).get(option)
         if value is not None:
-            words += [f"--{option.replace('_', '-')}", f"{value:.12g}" if isinstance(value, float) else str(value)]
+            words += [f"--{option.replace('_', '-')}", _typed(value) if isinstance(value, float) else str(value)]
+    words += ["--random-init"] if (inner or {}).get("random_init") else []
     words += ["--limit", str(data.get("samples"))]
+    words += ["--split", str(data["split"])] if data.get("split") not in (None, "test") else []
+    box = ball.get("box")
+    words += [] if box == [0.0, 1.0] else ["--box", "none" if box is None else ",".join(map(_typed, box))]
+    precision = told.get("precision")
+    words += ["--precision", str(precision)] if precision not in (None, "as the members", "float32") else []
     words += ["--save-inputs"] if told.get("save_inputs") else []
     return shlex.join([*words, "--out", run.name])
+
+
+def _typed(value: float) -> str:
+    """A number as people type it, exact to the last bit: 8/255 where it is that, else 0.9."""
+    pixels = round(value * 255)
+    if len(repr(value)) > 6 and pixels / 255 == value:
+        return f"{pixels}/255"
+    return repr(int(value)) if value == int(value) else repr(value)
 
 
 def load_runs(paths: Sequence[str | Path]) -> list[Run]:
