@@ -13,11 +13,14 @@ from recarc import (
     PGD,
     AdaptivePGD,
     Attack,
+    AutoPGD,
     Ball,
     CarliniWagner,
+    Climb,
     LinearARC,
     RandomizedEnsemble,
     Restarts,
+    Tight,
     WorstOf,
 )
 from recarc.exact import optimum
@@ -32,6 +35,9 @@ ATTACKS: dict[str, Attack] = {
     "ARC-corrected": ARC(steps=8, variant="corrected"),
     "LinearARC": LinearARC(),
     "C&W": CarliniWagner(steps=15, search_steps=2, learning_rate=0.05, initial_c=1.0),
+    "AutoPGD": AutoPGD(steps=10),
+    "Climb": Climb(steps=10),
+    "Tight": Tight("quick", steps=5),
     "WorstOf": WorstOf([ARC(steps=5), LinearARC(), Restarts(PGD(steps=5, random_init=True), 2)]),
 }
 EPS = {1: 0.35, 2: 0.25, math.inf: 0.12}

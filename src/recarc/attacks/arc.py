@@ -39,7 +39,7 @@ class ARC(Attack):
         if not 0 < self.rho < math.inf:
             raise InputError(f"rho is {self.rho!r}; it must be > 0 (the paper: 0.05, in units of eps)")
 
-    def check_classes(self, classes: int) -> None:
+    def check_fit(self, members: int, classes: int, ball: Ball) -> None:
         if self.planes is not None and self.planes > classes - 1:
             raise InputError(f"planes is {self.planes}; with {classes} classes it must be 1..{classes - 1} or None")
 

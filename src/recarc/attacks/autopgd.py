@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recarc.attacks.base import Attack, check_count
-from recarc.attacks.pgd import member_of
+from recarc.attacks.pgd import check_member, member_of
 from recarc.ensemble import RandomizedEnsemble, predictions_of
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball, per_sample, working_dtype
@@ -74,7 +74,9 @@ class AutoPGD(Attack):
         if self.loss not in LOSSES:
             raise unknown("loss", self.loss, LOSSES)
 
-    def check_classes(self, classes: int) -> None:
+    def check_fit(self, members: int, classes: int, ball: Ball) -> None:
+        if self.member is not None:
+            check_member(self.member, members)
         needed = {"dlr": 3, "dlr_targeted": 4}.get(self.loss, 2)
         if classes < needed:
             raise InputError(f"loss {self.loss!r} needs {needed} classes or more, the members have {classes}; use 'ce'")

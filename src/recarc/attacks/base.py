@@ -45,8 +45,8 @@ class Attack(ABC):
     def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         """The algorithm itself, on a problem that was checked, gradients off unless it turns them on."""
 
-    def check_classes(self, classes: int) -> None:  # noqa: B027 (most attacks have nothing to refuse)
-        """Raise InputError if a knob does not fit the number of classes."""
+    def check_fit(self, members: int, classes: int, ball: Ball) -> None:  # noqa: B027 (most have nothing to refuse)
+        """Raise InputError if a knob does not fit the number of members or of classes, or the ball."""
 
     def outcome(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Outcome:
         """What an evaluation records; attacks with more to tell than one x_adv override it."""
@@ -88,7 +88,7 @@ def check_problem(
     if bool(((y < 0) | (y >= classes)).any()):
         raise InputError(f"labels span {int(y.min())}..{int(y.max())}; the members know 0..{classes - 1}")
     if attack is not None:
-        attack.check_classes(classes)
+        attack.check_fit(len(ensemble), classes, ball)
     return y.long()
 
 

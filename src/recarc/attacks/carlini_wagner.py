@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recarc.attacks.base import Attack, check_at_least, check_count
-from recarc.attacks.pgd import member_of
+from recarc.attacks.pgd import check_member, member_of
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball, per_sample, working_dtype
@@ -44,6 +44,12 @@ class CarliniWagner(Attack):
         if self.expectation not in ("loss", "logits"):
             raise unknown("expectation", self.expectation, ("loss", "logits"))
 
+    def check_fit(self, members: int, classes: int, ball: Ball) -> None:
+        if self.member is not None:
+            check_member(self.member, members)
+        if ball.box is None:
+            raise InputError("CarliniWagner works inside a pixel box; give the ball one, e.g. box=(0, 1)")
+
     def cost(self, ensemble: RandomizedEnsemble, u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """h and the raw margin it is the clipping of, each (B,)."""
         if self.member is not None:
@@ -58,8 +64,6 @@ class CarliniWagner(Attack):
         return h, sum((a * m for a, m in margins), zero)
 
     def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
-        if ball.box is None:
-            raise InputError("CarliniWagner works inside a pixel box; give the ball one, e.g. box=(0, 1)")
         wide = x.to(working_dtype(x))
         c = torch.full((len(x),), self.initial_c, device=x.device, dtype=wide.dtype)
         low, high = torch.zeros_like(c), torch.full_like(c, torch.inf)

@@ -157,6 +157,16 @@ def swap(problem: Problem, found: Found, hopeless: Tensor) -> None:
                 chase(problem, found, index, goal, problem.delta(found)[index])
 
 
+def _until_maximal(problem: Problem, found: Found, hopeless: Tensor, order: Tensor, among: Tensor) -> None:
+    """Climb again wherever the last pass found something, since the set it found may be another one."""
+    for _ in range(len(order)):
+        if not bool(among.any()):
+            return
+        before = found.v.clone()
+        climb(problem, found, hopeless, order, problem.delta(found), found.wrong.clone(), among)
+        among = found.v < before
+
+
 @dataclass(frozen=True)
 class Climb(Attack):
     """Starts where another attack ended, then adds members one by one; keeps whatever lowers the expected accuracy.
@@ -177,9 +187,9 @@ class Climb(Attack):
         if not 0 <= self.kappa < math.inf:
             raise InputError(f"kappa is {self.kappa!r}; it must be a number >= 0, in units of eps")
 
-    def check_classes(self, classes: int) -> None:
+    def check_fit(self, members: int, classes: int, ball: Ball) -> None:
         if self.start is not None:
-            self.start.check_classes(classes)
+            self.start.check_fit(members, classes, ball)
 
     def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         found = Found.clean(ensemble, x, y)
@@ -199,14 +209,10 @@ class Climb(Attack):
         if len(index):
             chase(problem, found, index, ~hopeless[:, index], problem.delta(found)[index])
         by_alpha = torch.tensor(ensemble.order, device=x.device)[:, None].expand(-1, len(x))
-        among = found.v > 0
-        for _ in range(len(ensemble)):
-            before = found.v.clone()
-            climb(problem, found, hopeless, by_alpha, problem.delta(found), found.wrong.clone(), among)
-            among = found.v < before
-            if not bool(among.any()):
-                break
+        _until_maximal(problem, found, hopeless, by_alpha, found.v > 0)
+        before = found.v.clone()
         swap(problem, found, hopeless)
+        _until_maximal(problem, found, hopeless, by_alpha, found.v < before)
         for r in range(1, self.orders):
             shuffled = uniform(sample_keys(x, self.seed + r), len(by_alpha), stream=4).argsort(1).T
             afresh = ball.random_start(x, self.seed + r), torch.zeros_like(found.wrong)

@@ -30,9 +30,9 @@ class WorstOf(Attack):
         if not self.attacks:
             raise InputError("WorstOf needs at least one attack")
 
-    def check_classes(self, classes: int) -> None:
+    def check_fit(self, members: int, classes: int, ball: Ball) -> None:
         for attack in self.attacks:
-            attack.check_classes(classes)
+            attack.check_fit(members, classes, ball)
 
     def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         x_adv, worst = x.clone(), ensemble.expected_accuracy(x, y)
@@ -66,11 +66,13 @@ class Restarts(Attack):
         if not hasattr(self.attack, "seed") or getattr(self.attack, "random_init", True) is False:
             hint = "set random_init=True" if hasattr(self.attack, "seed") else "it is deterministic"
             raise InputError(f"restarting {type(self.attack).__name__} would repeat itself: {hint}")
+        if getattr(self.attack, "orders", 2) == 1:
+            raise InputError(f"restarting {type(self.attack).__name__}(orders=1) would repeat itself: set orders=2")
         if self.keep == "loss" and not hasattr(self.attack, "objective"):
             raise InputError(f"{type(self.attack).__name__} has no objective of its own; use keep='accuracy'")
 
-    def check_classes(self, classes: int) -> None:
-        self.attack.check_classes(classes)
+    def check_fit(self, members: int, classes: int, ball: Ball) -> None:
+        self.attack.check_fit(members, classes, ball)
 
     def seeded(self) -> list[Attack]:
         attack: Any = self.attack
@@ -102,6 +104,9 @@ class RandomAttacker(Attack):
     def __post_init__(self) -> None:
         if not hasattr(self.attack, "member"):
             raise InputError(f"{type(self.attack).__name__} does not attack a single member; use e.g. PGD()")
+
+    def check_fit(self, members: int, classes: int, ball: Ball) -> None:
+        self.attack.check_fit(members, classes, ball)
 
     def on_member(self, j: int) -> Attack:
         attack: Any = self.attack

@@ -64,11 +64,18 @@ class PGD(GradientAttack):
 
     member: int = 0
 
+    def check_fit(self, members: int, classes: int, ball: Ball) -> None:
+        check_member(self.member, members)
+
     def objective(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor) -> Tensor:
         return loss_named(self.loss)(member_of(ensemble, self.member)(x), y)
 
 
 def member_of(ensemble: RandomizedEnsemble, index: int) -> Callable[[Tensor], Tensor]:
-    if not 0 <= index < len(ensemble):
-        raise InputError(f"member {index} does not exist; the ensemble has members 0..{len(ensemble) - 1}")
+    check_member(index, len(ensemble))
     return ensemble.members[index]
+
+
+def check_member(index: int, members: int) -> None:
+    if not 0 <= index < members:
+        raise InputError(f"member {index} does not exist; the ensemble has members 0..{members - 1}")

@@ -30,7 +30,7 @@ def alpha(
     rounds: Annotated[int, typer.Option(help="Rounds of osp, and of lp after the vertices.")] = 10,
     preset: Annotated[str, typer.Option(help="Effort of the tight attack that judges each choice.")] = "quick",
     box: Annotated[str, typer.Option(help="Valid inputs: low,high, or none.")] = "0,1",
-    split: Annotated[str, typer.Option(help="Split of the data set; choosing on the test set flatters.")] = "test",
+    split: Annotated[str, typer.Option(help="Split of the data set; choosing on the test set flatters.")] = "train",
     data_dir: Annotated[Path | None, typer.Option(help="Where its files are (else RECARC_DATA).")] = None,
     limit: Annotated[int, typer.Option(help="Only the first samples.")] = 500,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",

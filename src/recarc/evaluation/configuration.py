@@ -46,8 +46,11 @@ def described(value: Any) -> Any:
 
 
 def module_hash(module: nn.Module) -> str:
-    """Architecture (as printed), parameters and every buffer."""
+    """Architecture (as printed, and the plain attributes of its parts), parameters and every buffer."""
     digest = hashlib.sha256(repr(module).encode())
+    for name, part in module.named_modules():
+        plain = {k: v for k, v in vars(part).items() if isinstance(v, (bool, int, float, str)) and k != "training"}
+        digest.update(f"{name} {sorted(plain.items())}".encode())
     for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()], key=lambda pair: pair[0]):
         digest.update(f"{name} {tensor_hash(tensor)}".encode())
     return digest.hexdigest()

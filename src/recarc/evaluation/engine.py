@@ -29,7 +29,7 @@ from recarc.evaluation.progress import Progress, bar
 from recarc.evaluation.ranks import Ranks, joined_ranks
 from recarc.evaluation.records import Records, joined
 from recarc.evaluation.result import Evaluation
-from recarc.evaluation.samples import Samples, as_samples
+from recarc.evaluation.samples import Samples, TensorSamples, as_samples
 from recarc.geometry import Ball
 
 FIRST = 16  # samples whose logits stand for a plain callable in the fingerprint
@@ -115,6 +115,10 @@ class _Engine:
         passes = Passes()
         members = tiled(ensemble, tile, Passes())
         logits = first_logits(ensemble, members, x.to(device).float(), samples)
+        if isinstance(samples, TensorSamples):
+            samples.check(ball)
+        if hasattr(attack, "check_fit"):
+            attack.check_fit(len(ensemble), logits.shape[-1], ball)
         settings = {
             "precision": precision or "as the members",
             "device": device.type,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from recarc.errors import InputError
+from recarc.geometry import Ball
 
 
 class Samples(Protocol):
@@ -52,6 +53,13 @@ class TensorSamples:
     @property
     def fingerprint(self) -> str:
         return tensor_hash(self.x, self.y)
+
+    def check(self, ball: Ball) -> None:
+        """All inputs at once, since they are at hand: finite, and inside the ball's box."""
+        bad = (~torch.isfinite(self.x.flatten(1)).all(1)).nonzero()
+        if len(bad):
+            raise InputError(f"x holds NaN or infinity in sample {int(bad[0])}")
+        ball.check(self.x)
 
 
 def as_samples(data: Any) -> Samples:

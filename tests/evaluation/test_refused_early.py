@@ -1,0 +1,63 @@
+"""What can be refused is refused before the run folder exists, so that the corrected call works in the same folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recarc import ARC, PGD, AutoPGD, Ball, CarliniWagner, Climb, InputError, RandomAttacker, WorstOf, evaluate
+from tiny import labels_of, mlp_ensemble, points
+
+ENSEMBLE = mlp_ensemble(2, dtype=torch.float32)
+X = points(40, 6, dtype=torch.float32)
+Y = labels_of(ENSEMBLE, X)
+BALL = Ball("linf", 0.05)
+
+
+@pytest.mark.parametrize(
+    ("attack", "ball", "says"),
+    [
+        (ARC(planes=9), BALL, "planes is 9; with 5 classes"),
+        (Climb(start=ARC(planes=9)), BALL, "planes is 9"),
+        (WorstOf([PGD(), PGD(member=7)]), BALL, "member 7 does not exist"),
+        (AutoPGD(member=7), BALL, "member 7 does not exist"),
+        (RandomAttacker(CarliniWagner(member=0)), Ball("linf", 0.05, box=None), "inside a pixel box"),
+    ],
+)
+def test_knobs_that_do_not_fit(tmp_path: Path, attack: Any, ball: Ball, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        evaluate(ENSEMBLE, attack, (X, Y), ball, out=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+    evaluate(ENSEMBLE, ARC(steps=1, planes=4), (X, Y), BALL, out=tmp_path / "run", progress=False)
+
+
+def test_a_bad_sample_far_behind(tmp_path: Path) -> None:
+    for value, says in ((float("nan"), "NaN or infinity in sample 39"), (1.5, "outside the box")):
+        x = X.clone()
+        x[39, 0] = value
+        with pytest.raises(InputError, match=says):
+            evaluate(ENSEMBLE, ARC(steps=1), (x, Y), BALL, out=tmp_path / "run", shard_size=10, progress=False)
+        assert not (tmp_path / "run").exists()
+
+
+class Scaled(nn.Module):
+    """A member whose behaviour hangs on a plain attribute."""
+
+    def __init__(self, inner: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.inner, self.scale = inner, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.scale * x)
+
+
+def test_a_member_with_another_attribute_is_another_member(tmp_path: Path) -> None:
+    inner = ENSEMBLE.members[0]
+    assert isinstance(inner, nn.Module)
+    evaluate(Scaled(inner, 1.0), ARC(steps=1), (X, Y), BALL, out=tmp_path / "run", progress=False)
+    with pytest.raises(InputError, match="belongs to another configuration"):
+        evaluate(Scaled(inner, 0.5), ARC(steps=1), (X, Y), BALL, out=tmp_path / "run", progress=False)
