@@ -128,6 +128,7 @@ def attacked(ensemble: RandomizedEnsemble, out: Path, setting: dict[str, Any], q
             out=out / "runs" / name,
             save_inputs=name in ("tight", "adaptive_pgd"),  # for the pictures
             progress=not quiet,
+            batch_size=64,  # the bar moves more often
             precision="float32",  # as `recarc evaluate` has it, so that the page's commands repeat these very runs
         )
         for name, attack in attacks.items()
@@ -141,9 +142,10 @@ def swept(ensemble: RandomizedEnsemble, out: Path, setting: dict[str, Any], quie
     from recarc.geometry import Ball
 
     data, ball = load("digits", "test", limit=setting["sweep_samples"]), Ball(setting["norm"], setting["eps"])
+    options: dict[str, Any] = {"progress": not quiet, "precision": "float32", "batch_size": 50}
+    options["tell"] = None if quiet else lambda point: print(f"    {point}", file=sys.stderr, flush=True)
     for over, values in (("alpha", setting["alphas"]), ("eps", setting["radii"])):
         folder = out / "runs" / f"over_{over}"
-        options: dict[str, Any] = {"progress": not quiet, "precision": "float32"}
         sweep(ensemble, {"tight": Tight("quick")}, data, ball, over, values, folder, **options)
 
 
