@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import torch
 
+# A shell starts background jobs with Ctrl-C ignored; the tests that press it need it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # two workers on two cores would otherwise fight each other
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -48,13 +47,17 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RECARC_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.delenv("RECARC_DATA", raising=False)
-        patch.setattr(home, "pretrained", three_small_members)
-        yield
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each test here and no longer: the same process runs tests of other folders, which have their own data."""
+    monkeypatch.setenv("RECARC_CACHE", str(cache_dir))
+    monkeypatch.delenv("RECARC_DATA", raising=False)
+    monkeypatch.setattr(home, "pretrained", three_small_members)
 
 
 def three_small_members(made: object) -> RandomizedEnsemble:

@@ -182,7 +182,8 @@ def _rows(main: Run, same: list[Run]) -> list[Row]:
         found, says = attacks[name]
         rows.append(Row(name, ROLES.get(name, "other"), says, found, 100 * (found.value - lowest)))
     if evaluation.floor_scores is not None:
-        rows.append(Row("Floor", "floor", "as far as attacks on each member can tell", estimate(evaluation.floor_scores)))
+        says = "as far as attacks on each member can tell"
+        rows.append(Row("Floor", "floor", says, estimate(evaluation.floor_scores)))
     return rows
 
 
