@@ -167,7 +167,8 @@ def lesson(report: Report) -> str:
     """What the figures say, in plain words."""
     figures = {row.name: row.estimate.value for row in report.rows}
     adaptive, tight, best = (100 * figures[name] for name in ("AdaptivePGD", "Tight", "Best member alone"))
-    first = f"AdaptivePGD, the usual test, says {adaptive:.0f} %; the ensemble is really worth {tight:.0f} %"
+    really = "really" if report.verdict is not None and report.verdict.conclusive else "at most"
+    first = f"AdaptivePGD, the usual test, says {adaptive:.0f} %; the ensemble is {really} worth {tight:.0f} %"
     if tight < best - 0.5:
         rest = (
             f", less than the {best:.0f} % of its best member alone. The randomness fooled the test, not the attacker."
