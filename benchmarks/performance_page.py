@@ -42,9 +42,14 @@ def render(results: Path) -> str:
     return str(PAGE.relative_to(ROOT))
 
 
+def _groups(entry: Entry) -> tuple[str, ...]:
+    """What an entry of attacks measured: a later run of other groups does not replace it."""
+    return tuple(sorted({row["group"] for row in entry["figures"].get("rows", []) if "group" in row}))
+
+
 def _latest(entries: list[Entry], what: str) -> list[Entry]:
     """The newest entry of each kind of run on each machine."""
-    newest = {(e["hardware"], e["figures"].get("ensemble")): e for e in entries if e["what"] == what}
+    newest = {(e["hardware"], e["figures"].get("ensemble"), _groups(e)): e for e in entries if e["what"] == what}
     return list(newest.values())
 
 
