@@ -11,8 +11,8 @@ from small_runs import SCRIPT, make_runs
 
 from recarc import InputError
 from recarc.evaluation import Evaluation, Verdict
+from recarc.evaluation.wording import eps_text
 from recarc.report import Report, Run, build_report, load_runs, render, write_figures, write_page, write_tables
-from recarc.report.curves import eps_text
 from recarc.report.rescoring import _minimal
 from recarc.report.tables import tables
 

@@ -46,6 +46,8 @@ def _headline(result: Evaluation) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
+    from recarc.evaluation.wording import attack_text, eps_text
+
     ball, told = result.configuration.get("ball", {}), result.configuration.get("data", {})
     attack = result.configuration.get("attack")
     table = Table.grid(padding=(0, 2))
@@ -67,24 +69,6 @@ def _headline(result: Evaluation) -> Table:
 
 def gap(result: Evaluation) -> float:
     return 100 * (result.robust_accuracy - (result.floor or 0.0))
-
-
-def eps_text(eps: Any) -> str:
-    """8/255 where that is what it is."""
-    if not isinstance(eps, (int, float)):
-        return "of each sample"
-    levels = round(255 * eps)
-    return f"{levels}/255" if levels and abs(255 * eps - levels) < 1e-9 and eps < 1 else f"{eps:.6g}"
-
-
-def attack_text(attack: Any) -> str:
-    """ARC(steps=20, planes=4): the knobs that are set."""
-    if isinstance(attack, list):
-        return "[" + ", ".join(attack_text(a) for a in attack) + "]"
-    if not isinstance(attack, dict) or "class" not in attack:
-        return str(attack)
-    knobs = (f"{k}={attack_text(v)}" for k, v in attack.items() if k != "class" and v is not None)
-    return f"{attack['class']}({', '.join(knobs)})"
 
 
 def _members(result: Evaluation) -> Table:

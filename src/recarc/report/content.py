@@ -12,7 +12,8 @@ from recarc.errors import InputError
 from recarc.evaluation.configuration import Json
 from recarc.evaluation.result import Estimate, estimate
 from recarc.evaluation.verdict import Verdict
-from recarc.report.curves import BEST, ROLES, STAGES, Curve, best_member, curves, eps_text
+from recarc.evaluation.wording import eps_text
+from recarc.report.curves import BEST, ROLES, STAGES, Curve, best_member, curves
 from recarc.report.gallery import Gallery, gallery
 from recarc.report.rescoring import Rescoring, rescoring
 from recarc.report.runs import Run, place

@@ -10,6 +10,7 @@ import numpy as np
 
 from recarc.evaluation.configuration import Json, canonical
 from recarc.evaluation.result import Estimate, estimate
+from recarc.evaluation.wording import eps_text
 from recarc.report.runs import Run
 
 ROLES = {"Clean": "clean", "AdaptivePGD": "adaptive", "ARC": "arc", "Tight": "tight", "PGD": "pgd", "Floor": "floor"}
@@ -59,14 +60,6 @@ class Curve:
     def text(self, x: float) -> str:
         """A value of the axis as people write it."""
         return eps_text(x) if self.axis == "eps" else f"{x:g}"
-
-
-def eps_text(eps: float) -> str:
-    """8/255 where that is what it is."""
-    pixels = eps * 255
-    if len(f"{eps:g}") > 5 and abs(pixels - round(pixels)) < 1e-6 and eps < 1:
-        return f"{round(pixels)}/255"
-    return f"{eps:g}"
 
 
 def axis_value(run: Run, axis: str) -> float | None:

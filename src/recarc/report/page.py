@@ -12,8 +12,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from recarc.errors import InputError
+from recarc.evaluation.wording import attack_text, eps_text
 from recarc.report.content import Report
-from recarc.report.curves import eps_text
 from recarc.report.gallery import colours, data_uri
 from recarc.report.svg import curve_svg, legend_mark, rescoring_svg
 
@@ -68,16 +68,6 @@ def points(value: float) -> str:
 
 def pretty(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
-
-
-def attack_text(attack: Any) -> str:
-    """ARC(steps=20, planes=4): the knobs that are set."""
-    if isinstance(attack, list):
-        return "[" + ", ".join(attack_text(a) for a in attack) + "]"
-    if not isinstance(attack, dict) or "class" not in attack:
-        return str(attack)
-    knobs = (f"{k}={attack_text(v)}" for k, v in attack.items() if k != "class" and v is not None)
-    return f"{attack['class']}({', '.join(knobs)})"
 
 
 def _asset(environment: Environment, name: str) -> str:
