@@ -192,6 +192,11 @@ def median(times: list[float]) -> float:
     return statistics.median(times)
 
 
+def spread(times: list[float]) -> str:
+    """The fastest and the slowest."""
+    return f"{min(times):.3g}-{max(times):.3g}"
+
+
 def recorded(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text()) if path.exists() else []
 

@@ -34,11 +34,6 @@ def child(run: Path) -> int:
     return pid
 
 
-def ended(pid: int) -> tuple[bool, int]:
-    done, status = os.waitpid(pid, os.WNOHANG)
-    return done != 0, status
-
-
 def digest(run: Path) -> str:
     files = sorted([*run.glob("*.parquet"), *run.glob("*.safetensors"), run / "run.json"])
     return hashlib.sha256(b"".join(f.name.encode() + f.read_bytes() for f in files)).hexdigest()
@@ -53,13 +48,12 @@ def main(root: Path, wanted: int) -> None:
     while kills < wanted:
         pid = child(runs[-1])
         time.sleep(random.uniform(0, whole / 3))
-        finished, status = ended(pid)
-        if finished:
+        os.kill(pid, signal.SIGKILL)
+        status = os.waitpid(pid, 0)[1]
+        if not os.WIFSIGNALED(status):  # it was done before the signal came
             assert status == 0
             runs.append(root / f"run-{len(runs)}")
             continue
-        os.kill(pid, signal.SIGKILL)
-        assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
         kills += 1
         unfinished += len(list(runs[-1].glob("*.parquet"))) not in (0, 24)
     for run in runs:
