@@ -367,7 +367,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--train-steps", type=int, default=200)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--budget", type=float, default=480, help="seconds after which no further row is started")
-    parser.add_argument("--peers", default="carry/peers", help="folder with other libraries, if not installed")
+    parser.add_argument("--peers", default=None, help="folder with other libraries, if not installed")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     cuda = args.device.startswith("cuda")
@@ -384,7 +384,8 @@ def main() -> None:
     args = arguments()
     if args.threads:
         torch.set_num_threads(args.threads)
-    sys.path.append(args.peers)
+    if args.peers:
+        sys.path.append(args.peers)
     deadline = time.monotonic() + args.budget
     device = torch.device(args.device)
     ensemble, name = ensemble_of(args, device)
