@@ -31,6 +31,22 @@ def checkpoints(steps: int) -> set[int]:
     return set(found)
 
 
+@dataclass(frozen=True)
+class _Task:
+    """The problem, and the best point of every sample so far: x_adv and its accuracy are improved in place."""
+
+    ensemble: RandomizedEnsemble
+    x: Tensor
+    y: Tensor
+    ball: Ball
+    x_adv: Tensor
+    lowest: Tensor
+
+    def keep(self, index: Tensor, point: Tensor, accuracy: Tensor) -> None:
+        better = accuracy < self.lowest[index]
+        self.x_adv[index[better]], self.lowest[index[better]] = point[better], accuracy[better]
+
+
 @dataclass
 class _State:
     """Everything AutoPGD carries for the samples still under attack."""
@@ -82,15 +98,15 @@ class AutoPGD(Attack):
             raise InputError(f"loss {self.loss!r} needs {needed} classes or more, the members have {classes}; use 'ce'")
 
     def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
-        x_adv, lowest = x.clone(), self._accuracy(ensemble, self._logits(ensemble, x), y)
+        task = _Task(ensemble, x, y, ball, x.clone(), self._accuracy(ensemble, self._logits(ensemble, x), y))
         if self.loss != "dlr_targeted":
-            self._run(ensemble, x, y, None, ball, x_adv, lowest)
-            return x_adv
+            self._run(task, None)
+            return task.x_adv
         ranking = ensemble.expected_logits(x) if self.member is None else member_of(ensemble, self.member)(x)
         rivals = ranking.scatter(1, y[:, None], -torch.inf).topk(min(self.targets, ranking.shape[1] - 1)).indices
         for target in rivals.unbind(1):
-            self._run(ensemble, x, y, target, ball, x_adv, lowest)
-        return x_adv
+            self._run(task, target)
+        return task.x_adv
 
     def _members(self, ensemble: RandomizedEnsemble) -> list[int]:
         return ensemble.order if self.member is None else [self.member]
@@ -112,35 +128,27 @@ class AutoPGD(Attack):
             return targeted_dlr(logits, y, target)
         return {"ce": cross_entropy, "dlr": difference_of_logits_ratio, "margin": negative_margin}[self.loss](logits, y)
 
-    def _evaluate(
-        self, ensemble: RandomizedEnsemble, point: Tensor, y: Tensor, target: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(loss, gradient, accuracy) at a point, from one forward and backward pass of each member."""
+    def _visit(self, task: _Task, index: Tensor, point: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(loss, gradient) at a point, which is kept where it is the best: one forward and backward pass a member."""
+        ensemble, y = task.ensemble, task.y[index]
         weights = [1.0] if self.member is not None else [float(ensemble.alpha[i]) for i in ensemble.order]
         with torch.enable_grad():
             leaf = point.detach().requires_grad_()
             logits = self._logits(ensemble, leaf)
-            losses = [a * self._loss(f, y, target) for a, f in zip(weights, logits, strict=True)]
+            aim = None if target is None else target[index]
+            losses = [a * self._loss(f, y, aim) for a, f in zip(weights, logits, strict=True)]
             loss = torch.stack(losses).sum(0)
             (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+        task.keep(index, point, self._accuracy(ensemble, [f.detach() for f in logits], y))
         gradient = gradient.to(working_dtype(point)).nan_to_num(nan=0.0)
-        return loss.detach().to(gradient.dtype), gradient, self._accuracy(ensemble, [f.detach() for f in logits], y)
+        return loss.detach().to(gradient.dtype), gradient
 
-    def _run(
-        self,
-        ensemble: RandomizedEnsemble,
-        x: Tensor,
-        y: Tensor,
-        target: Tensor | None,
-        ball: Ball,
-        x_adv: Tensor,
-        lowest: Tensor,
-    ) -> None:
-        """One AutoPGD run; x_adv and lowest are improved in place, samples at 0 are dropped."""
-        s = self._begin(ensemble, x, y, target, ball, x_adv, lowest)
+    def _run(self, task: _Task, target: Tensor | None) -> None:
+        """One AutoPGD run, towards `target` classes where given; samples at 0 are dropped."""
+        x, ball, s = task.x, task.ball, self._begin(task, target)
         since, checks = 0, checkpoints(self.steps)
         for k in range(1, self.steps + 1):
-            left = (lowest[s.index] > 0).nonzero()[:, 0]
+            left = (task.lowest[s.index] > 0).nonzero()[:, 0]
             if not len(left):
                 return
             if len(left) <= WORTH_COMPACTING * len(s.index):
@@ -150,8 +158,7 @@ class AutoPGD(Attack):
             momentum = MOMENTUM if k > 1 else 1.0
             step = momentum * (z - s.point) + (1 - momentum) * (s.point - s.previous)
             s.previous, s.point = s.point, self._moved(here, s.point, step, ball_here)
-            loss, s.gradient, accuracy = self._evaluate(ensemble, s.point, y[s.index], _rows(target, s.index))
-            _keep(x_adv, lowest, s.index, s.point, accuracy)
+            loss, s.gradient = self._visit(task, s.index, s.point, target)
             s.increases += loss > s.last_loss
             s.last_loss = loss
             higher = loss > s.best_loss
@@ -163,23 +170,13 @@ class AutoPGD(Attack):
                 self._maybe_halve(s, since)
                 since = 0
 
-    def _begin(
-        self,
-        ensemble: RandomizedEnsemble,
-        x: Tensor,
-        y: Tensor,
-        target: Tensor | None,
-        ball: Ball,
-        x_adv: Tensor,
-        lowest: Tensor,
-    ) -> _State:
-        index = (lowest > 0).nonzero()[:, 0]
-        point = x[index]
+    def _begin(self, task: _Task, target: Tensor | None) -> _State:
+        index = (task.lowest > 0).nonzero()[:, 0]
+        point, ball = task.x[index], task.ball.take(index)
         if self.random_init:
-            point = ball.take(index).move(point, ball.take(index).random_start(point, self.seed))
-        loss, gradient, accuracy = self._evaluate(ensemble, point, y[index], _rows(target, index))
-        _keep(x_adv, lowest, index, point, accuracy)
-        zeros = torch.zeros(len(index), dtype=torch.long, device=x.device)
+            point = ball.move(point, ball.random_start(point, self.seed))
+        loss, gradient = self._visit(task, index, point, target)
+        zeros = torch.zeros(len(index), dtype=torch.long, device=index.device)
         return _State(
             index=index,
             point=point,
@@ -189,7 +186,7 @@ class AutoPGD(Attack):
             best_gradient=gradient,
             best_loss=loss,
             last_loss=loss,
-            step=2 * ball.radius(x)[index],
+            step=2 * ball.radius(point),
             increases=zeros,
             best_at_check=loss,
             halved_at_check=zeros.bool(),
@@ -197,7 +194,7 @@ class AutoPGD(Attack):
 
     @staticmethod
     def _moved(x: Tensor, point: Tensor, step: Tensor, ball: Ball) -> Tensor:
-        """The point of ball and box nearest to point + step, seen from x."""
+        """point + step, projected into ball and box around x."""
         return ball.move(x, ball.project(point.to(step.dtype) + step - x, x))
 
     @staticmethod
@@ -213,12 +210,3 @@ class AutoPGD(Attack):
         s.last_loss = torch.where(halve, s.best_loss, s.last_loss)
         s.halved_at_check, s.best_at_check = halve, s.best_loss
         s.increases = torch.zeros_like(s.increases)
-
-
-def _rows(values: Tensor | None, index: Tensor) -> Tensor | None:
-    return None if values is None else values[index]
-
-
-def _keep(x_adv: Tensor, lowest: Tensor, index: Tensor, point: Tensor, accuracy: Tensor) -> None:
-    better = accuracy < lowest[index]
-    x_adv[index[better]], lowest[index[better]] = point[better], accuracy[better]
