@@ -21,7 +21,7 @@ from recarc.evaluation import checks
 from recarc.evaluation.callbacks import Shard, tell
 from recarc.evaluation.configuration import Json, configuration, environment
 from recarc.evaluation.faults import RunError
-from recarc.evaluation.fitting import check_ball, default_tile, first_logits, size
+from recarc.evaluation.fitting import check_ball, default_shard, default_tile, first_logits, search_tile, size
 from recarc.evaluation.folder import RUN, SUMMARY, RunFolder, write_all
 from recarc.evaluation.judge import Judge
 from recarc.evaluation.members import Passes, input_dtype, reproducible, tiled
@@ -109,7 +109,7 @@ class _Engine:
         x = samples.batch(np.arange(min(FIRST, len(samples))))[0]
         device = ensemble.device_of_members() or x.device
         there = RunFolder.open(path).configuration if (path / RUN).exists() else {}
-        shard = size("shard_size", shard_size, there.get("shard_size", 2500 if device.type == "cuda" else 256))
+        shard = size("shard_size", shard_size, there.get("shard_size", default_shard(device, x)))
         tile = size("tile", tile, there.get("tile", default_tile(device, x)))
         check_ball(ball, len(samples))
         passes = Passes()
@@ -119,6 +119,8 @@ class _Engine:
             samples.check(ball)
         if hasattr(attack, "check_fit"):
             attack.check_fit(len(ensemble), logits.shape[-1], ball)
+        wide = search_tile(device, x, tile, len(samples))
+        searched = tiled(ensemble, tile, passes, precision, wide)
         settings = {
             "precision": precision or "as the members",
             "device": device.type,
@@ -129,7 +131,7 @@ class _Engine:
             ensemble=ensemble,
             samples=samples,
             ball=ball,
-            judge=Judge(members, tiled(ensemble, tile, passes, precision), attack, input_dtype(precision)),
+            judge=Judge(members, searched, attack, input_dtype(precision)),
             passes=passes,
             device=device,
             path=path,

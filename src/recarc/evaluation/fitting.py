@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recarc.acceleration import TILE
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
 from recarc.evaluation.samples import Samples
 from recarc.geometry import Ball
+
+LARGE = 10_000  # numbers in an image above which a few dozen of them fill a GPU, and its memory
 
 
 def first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: Tensor, samples: Samples) -> Tensor:
@@ -55,5 +58,19 @@ def size(name: str, value: int | str, default: int) -> int:
 def default_tile(device: torch.device, x: Tensor) -> int:
     """Large enough to keep the device busy, small enough that padding the last few samples costs little."""
     if device.type == "cuda":
-        return 256
+        return 256 if x[0].numel() <= LARGE else 64
     return 16 if x[0].numel() >= 1000 else 64
+
+
+def search_tile(device: torch.device, x: Tensor, tile: int, count: int) -> int:
+    """What accelerated members take at once: more than `tile` on a GPU, but no more than there are samples."""
+    if device.type != "cuda" or x[0].numel() > LARGE:
+        return tile
+    return max(tile, min(TILE["cuda"], -(-count // tile) * tile))
+
+
+def default_shard(device: torch.device, x: Tensor) -> int:
+    """On a GPU a whole number of tiles, so that none is padded."""
+    if device.type != "cuda":
+        return 256
+    return 5 * TILE["cuda"] if x[0].numel() <= LARGE else 128

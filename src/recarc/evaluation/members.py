@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from recarc.acceleration import TILE, FastMember, accelerate
+from recarc.acceleration import FastMember, accelerate
 from recarc.ensemble import Member, RandomizedEnsemble
 from recarc.errors import unknown
 
@@ -81,13 +81,16 @@ def dtype_of(member: Member) -> torch.dtype | None:
     return next((p.dtype for p in member.parameters() if p.is_floating_point()), None)
 
 
-def tiled(ensemble: RandomizedEnsemble, tile: int, passes: Passes, precision: str | None = None) -> RandomizedEnsemble:
-    """The ensemble with tiled members; with a precision other than a member's own, on a converted copy of it."""
+def tiled(
+    ensemble: RandomizedEnsemble, tile: int, passes: Passes, precision: str | None = None, wide: int | None = None
+) -> RandomizedEnsemble:
+    """The ensemble with tiled members; with a precision other than a member's own, on a converted copy of it.
+
+    Accelerated members take tiles of `wide` samples (`tile` by default).
+    """
     dtype = None if precision is None else precision_named(precision)
     if precision in ACCELERATED:
-        device = ensemble.device_of_members()
-        size = max(tile, TILE["cuda"]) if device is not None and device.type == "cuda" else tile
-        fast = accelerate(ensemble, precision, tile=size, one_size=True)
+        fast = accelerate(ensemble, precision, tile=wide or tile, one_size=True)
         return _with_members(ensemble, [_counted(m, tile, passes) for m in fast.members])
     return _with_members(ensemble, [TiledMember(_converted(m, dtype), tile, passes, dtype) for m in ensemble.members])
 
