@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from recarc import RandomizedEnsemble, save_ensemble
+from recarc import PGD, CarliniWagner, RandomizedEnsemble, evaluate, save_ensemble
+from recarc.attacks import RandomAttacker
 from recarc.cli.app import run
 from recarc.experiments import runner
 from recarc.experiments.catalog import ITEMS
@@ -91,7 +92,35 @@ def test_training_alone(data_dir: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "results").exists()
 
 
+def test_training_is_shortened_and_said(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("figure8", "--toy", "--only", "adp", "--epochs", "2", "--precision", "tf32", "--json")
+    assert call(data_dir, tmp_path, *words) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["recipe"] == "fast, 2 epochs, toy" and row["precision"] == "tf32"
+    assert "--limit 4 --epochs 2 --device cpu --precision tf32" in row["command"]
+    assert (tmp_path / "ensembles" / "adp-cifar10-cnn-fast-2-epochs" / "ensemble.json").exists()
+
+
+def test_an_attack_that_does_not_look_at_alpha_runs_once(toy_shop: Workshop, tmp_path: Path) -> None:
+    row = toy_shop.scale.row(ITEMS["figure7"].rows[1])
+    attacks = CarliniWagner(member=0, steps=2, search_steps=2), RandomAttacker(PGD(steps=2))
+    found, images = toy_shop.ensemble(row.made).ensemble, toy_shop.images("cifar10")
+    for attack in attacks:
+        work = Reproduction(ITEMS["figure7"], [row], toy_shop, tmp_path, progress=False)
+        before = {path.name for path in (toy_shop.out / "runs").iterdir()}
+        for alpha in ((0.9, 0.1), (0.0, 1.0), (0.3, 0.7)):
+            measurement = runner.Measurement(attack, (), alpha=alpha)
+            scores = work.evaluated(row, measurement, found, alpha, images).robust_scores
+            direct = evaluate(found.with_alpha(alpha), attack, images, row.ball(), progress=False, tile=8)
+            assert scores == pytest.approx(direct.robust_scores)
+        assert len({path.name for path in (toy_shop.out / "runs").iterdir()} - before) <= 1
+
+
 REFUSED = [
+    (("table3", "--epochs", "3"), "these rows of table3 train nothing"),
+    (("figure2", "--epochs", "3"), "these rows of figure2 train nothing"),
+    (("figure10", "--epochs", "0"), "expected a number > 0"),
+    (("table3", "--precision", "float8"), "unknown precision 'float8'"),
     (("tabel3",), "did you mean 'table3'"),
     (("table3", "--only", "l3"), "unknown row of table3"),
     (("table3", "--recipe", "slow"), "unknown recipe 'slow'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,13 @@ def test_a_row_on_more_images_is_not_replaced(tmp_path: Path) -> None:
     results.check_replaceable(tmp_path, "table3", ["linf"], {"linf": 10000})
     with pytest.raises(InputError, match="measured on 10000 images; this run has only 50"):
         results.check_replaceable(tmp_path, "table3", ["linf"], {"linf": 50})
+
+
+def test_processes_add_rows_at_the_same_time(tmp_path: Path) -> None:
+    names = [str(i) for i in range(12)]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda name: results.add_row(tmp_path, "table1", "t", row(name, ARC=1.0), names), names))
+    assert [r.row for r in results.read(tmp_path, "table1").rows] == names
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"format": 9, "item": "a", "title": "", "rows": []}'])

@@ -25,6 +25,7 @@ def reproduce(
     list_: Annotated[bool, typer.Option("--list", help="All items: data needed, cost, what is measured.")] = False,
     render: Annotated[bool, typer.Option("--render", help="Write DOCS/results.md from the results.")] = False,
     recipe: Annotated[str, typer.Option(help="Training: fast, or paper for the paper's own.")] = "fast",
+    epochs: Annotated[float | None, typer.Option(help="Train for so long instead of the recipe's epochs.")] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first test images.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only this row; repeatable.")] = None,
     ensemble: Annotated[
@@ -38,6 +39,9 @@ def reproduce(
     docs: Annotated[Path, typer.Option(help="Where --render writes.")] = Path("docs"),
     data_dir: Annotated[Path | None, typer.Option(help="Where the data sets are (else RECARC_DATA).")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    precision: Annotated[
+        str | None, typer.Option(help="Of the search: float32, tf32, ...; by default tf32 on CUDA, else float32.")
+    ] = None,
     toy: Annotated[
         bool, typer.Option("--toy", hidden=True, help="Tiny nets and attacks: shows that it works.")
     ] = False,
@@ -63,10 +67,13 @@ def reproduce(
         raise unknown("--tight", tight, PRESETS)
     if recipe not in ("fast", "paper"):
         raise unknown("recipe", recipe, ("fast", "paper"))
+    if epochs is not None and not epochs > 0:
+        raise InputError(f"--epochs is {epochs:g}; expected a number > 0")
 
     from dataclasses import replace
 
     from recarc.cli.devices import device_named
+    from recarc.evaluation.members import precision_named
     from recarc.experiments.catalog import item_named, rows_of
     from recarc.experiments.scale import FULL, TOY
     from recarc.experiments.workshop import Workshop, processes
@@ -74,13 +81,16 @@ def reproduce(
 
     wanted = item_named(item)
     rows = rows_of(wanted, only or ())
+    if precision is not None:
+        precision_named(precision)
     scale = TOY if toy else FULL if tight is None else replace(FULL, tight=tight)
     if processes() > 1 and not train_only:
         raise InputError("several processes can only train (--train-only); measure with one")
     trainer: Any = functools.partial(train, say=None) if quiet else train
+    where = device_named(device)
     workshop = Workshop(
         out,
-        device_named(device),
+        where,
         recipe,
         trainer,
         data_dir,
@@ -88,9 +98,12 @@ def reproduce(
         dict(_given(text) for text in ensemble or ()),
         scale,
         _silent if quiet else _tell,
+        precision or ("tf32" if where.type == "cuda" else "float32"),
+        epochs,
     )
     if not only:
         rows = workshop.reachable(rows)
+    workshop.check_epochs(wanted, rows)
     if train_only:
         _train(workshop, rows)
         return

@@ -20,7 +20,11 @@ def draw(item: Item, result: ItemResult, folder: Path) -> Path | None:
     if item.drawing not in ("scatter", "lines", "matrix") or not result.rows:
         return None
     plt = pyplot()
-    panels = [result.rows] if item.drawing == "scatter" else [(row,) for row in result.rows]
+    panels = [result.rows]
+    if item.drawing != "scatter":
+        panels = [(row,) for row in result.rows if is_matrix(row) or any(f.x is not None for f in row.figures)]
+    if not panels:
+        return None
     lines = -(-len(panels) // WIDE)
     shape = (lines, min(WIDE, len(panels)))
     figure, axes = plt.subplots(*shape, squeeze=False, figsize=(3.6 * shape[1], 3.2 * lines))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,8 @@ def pyplot() -> Any:
 def save(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    part = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
+    figure.savefig(part, dpi=120)
+    part.replace(path)  # whole at any moment: several processes may measure rows of one item
     pyplot().close(figure)
     return path

@@ -22,8 +22,10 @@ Written by `recarc reproduce --render` from the files in `results/paper/`; do no
 percent with half the width of their 95 % interval, the paper's number in the column to the right where it prints one.
 `images` is the number of test images, the first ones of the set; figures on few images have wide intervals. `tight`
 and `floor` are not in the paper: the staged attack of this package, and the accuracy below which no attack can push
-the ensemble as long as its members are as robust alone as the strongest attack on each found them. The recipe `fast`
-is not the paper's training: compare differences between columns rather than columns with the paper.
+the ensemble as long as its members are as robust alone as the strongest attack on each found them. Below each table
+stands how the members were trained: the recipe `fast`, and the more so in fewer epochs than its own, is not the paper's
+training, so compare differences between columns rather than columns with the paper. Where attacks searched in a faster
+precision than float32, what they found was judged in float32.
 """
 
 
@@ -72,10 +74,11 @@ def _section(item: Item, result: ItemResult, folder: Path, docs: Path) -> str:
 def _provenance(row: RowResult) -> str:
     alpha = f"; alpha: {row.alpha_chosen_by}" if row.alpha_chosen_by else ""
     recipe = f" ({row.recipe})" if row.recipe else ""
+    search = f", searched in {row.precision}" if row.precision not in ("", "float32") else ""
     ball = f", {row.norm} eps {row.eps}" if row.norm else ""
     commit = (row.commit or "no commit known")[:10]
     return (
-        f"{row.row}: {row.ensemble}{recipe}, {row.data}{ball}{alpha}; {row.seconds:.0f} s on {row.hardware}, "
+        f"{row.row}: {row.ensemble}{recipe}, {row.data}{ball}{alpha}; {row.seconds:.0f} s on {row.hardware}{search}, "
         f"{row.date}, {commit}; `{row.command}`"
     )
 

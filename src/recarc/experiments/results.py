@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -44,6 +46,7 @@ class RowResult:
     alpha_chosen_by: str = ""
     ensemble: str = ""
     recipe: str = ""
+    precision: str = ""  # of the search; what it finds is judged in float32
     attacks: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     command: str = ""
@@ -103,6 +106,29 @@ def write(folder: Path, result: ItemResult) -> Path:
     part.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     part.replace(path)
     return path
+
+
+def add_row(folder: Path, item: str, title: str, new: RowResult, order: list[str]) -> ItemResult:
+    """The row put into the item's file; several processes may do so at the same time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _one_at_a_time(folder / f".{item}.lock"):
+        result = read(folder, item, title).with_row(new, order)
+        write(folder, result)
+    return result
+
+
+@contextlib.contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    """Waits for other processes where the system has locks; it frees those of a killed process."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with path.open("wb") as handle:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def check_replaceable(folder: Path, item: str, rows: list[str], images: dict[str, int]) -> None:

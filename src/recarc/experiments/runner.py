@@ -10,13 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from recarc.acceleration import TILE, accelerate
+from recarc.attacks import RandomAttacker
 from recarc.data.imageset import ImageSet
 from recarc.ensemble import RandomizedEnsemble
 from recarc.evaluation import alpha as choosing
 from recarc.evaluation.configuration import described, environment, module_hash
 from recarc.evaluation.engine import evaluate
+from recarc.evaluation.folder import write_all
+from recarc.evaluation.members import ACCELERATED
 from recarc.evaluation.result import Estimate, Evaluation, estimate
 from recarc.experiments import results
+from recarc.experiments.costs import MMACS
 from recarc.experiments.pictures import draw_gallery
 from recarc.experiments.recipe import Alpha, Item, Measurement, Reading, Row
 from recarc.experiments.results import Figure, ItemResult, RowResult
@@ -24,6 +29,7 @@ from recarc.experiments.workshop import Found, Workshop
 from recarc.geometry import Ball
 
 FEW = 16
+HEAVY = 100  # million multiply-adds
 
 
 @dataclass
@@ -46,9 +52,7 @@ class Reproduction:
         self.check()
         order = [row.name for row in self.item.rows]
         for row in self.rows:
-            measured = self.measured(row)
-            result = results.read(self.keep, self.item.name, self.item.title).with_row(measured, order)
-            results.write(self.keep, result)
+            results.add_row(self.keep, self.item.name, self.item.title, self.measured(row), order)
         return results.read(self.keep, self.item.name, self.item.title)
 
     def measured(self, row: Row) -> RowResult:
@@ -58,10 +62,11 @@ class Reproduction:
         alpha, chosen_by = self.alpha_of(small, found, images)
         figures: list[Figure] = []
         self.evaluations = {}
-        seconds, attacks = 0.0, {}
+        attacks: dict[str, str] = {}
+        spent: dict[Path | None, float] = {}  # one run may serve several points of a sweep
         for measurement in small.measurements:
             evaluation = self.evaluated(small, measurement, found.ensemble, alpha, images)
-            seconds += evaluation.seconds
+            spent[evaluation.path] = evaluation.seconds
             for reading in measurement.readings:
                 self.evaluations[reading.column] = evaluation
                 attacks[reading.column] = _shown(measurement)
@@ -84,8 +89,9 @@ class Reproduction:
             alpha_chosen_by=chosen_by,
             ensemble=found.source,
             recipe=found.recipe if scale.name == "full" else f"{found.recipe}, {scale.name}",
+            precision=shop.precision,
             attacks=attacks,
-            seconds=round(seconds, 1),
+            seconds=round(sum(spent.values()), 1),
             command=self.command(row),
             commit=results.commit(),
             hardware=environment(shop.device)["hardware"],
@@ -103,7 +109,8 @@ class Reproduction:
         """What measures this row again, without the paths of one machine."""
         words = ["recarc reproduce", self.item.name, "--only", row.name, "--recipe", self.workshop.recipe]
         words += ["--limit", str(self.workshop.limit)] if self.workshop.limit else []
-        words += ["--device", self.workshop.device.type]
+        words += ["--epochs", f"{self.workshop.epochs:g}"] if self.workshop.epochs else []
+        words += ["--device", self.workshop.device.type, "--precision", self.workshop.precision]
         given = self.workshop.given.get(row.made.name, self.workshop.given.get(""))
         if given is not None:
             words += ["--ensemble", given if given.startswith("zoo:") else Path(given).name]
@@ -124,11 +131,12 @@ class Reproduction:
         if kept.exists():
             return tuple(json.loads(kept.read_text())["alpha"]), said
         x, y = part.batch(np.arange(count))
-        device = self.workshop.device
-        samples = choosing.Samples(x.to(device), y.to(device), row.ball())
-        choice = choosing.grid_search(found.ensemble, samples, attack, scale.grid, watch=self._watch)
+        device, precision = self.workshop.device, self.workshop.precision
+        samples = choosing.Samples(x.to(device), y.to(device), row.ball(), 2048 if device.type == "cuda" else 512)
+        fast = accelerate(found.ensemble, precision) if precision in ACCELERATED else found.ensemble
+        choice = choosing.grid_search(fast, samples, attack, scale.grid, watch=self._watch)
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps({"alpha": choice.alpha, "history": choice.history}))
+        write_all({kept: json.dumps({"alpha": choice.alpha, "history": choice.history}).encode()})
         return tuple(choice.alpha), said
 
     def _search_attack(self, row: Row) -> Any:
@@ -144,11 +152,41 @@ class Reproduction:
     ) -> Evaluation:
         members = measurement.members or tuple(range(len(whole)))
         ensemble = RandomizedEnsemble([whole.members[i] for i in members], measurement.alpha or alpha)
+        if blind(measurement.attack) and len(ensemble) > 1:
+            return self._reweighed(row, measurement, ensemble, images)
+        return self._evaluated(row, measurement, ensemble, images)
+
+    def _reweighed(
+        self, row: Row, measurement: Measurement, ensemble: RandomizedEnsemble, images: ImageSet
+    ) -> Evaluation:
+        """An attack that does not look at alpha runs once for all of them; the records give every expectation."""
+        alpha = ensemble.alpha.numpy()
+        equal = ensemble.with_alpha([1 / len(ensemble)] * len(ensemble))
+        found = self._evaluated(row, measurement, equal, images)
+        records = found.records
+        if isinstance(measurement.attack, RandomAttacker):  # draws the member to attack with the same probabilities
+            records = replace(records, weights=alpha)
+        return replace(found, records=records, alpha=alpha)
+
+    def _evaluated(
+        self, row: Row, measurement: Measurement, ensemble: RandomizedEnsemble, images: ImageSet
+    ) -> Evaluation:
         ball = row.ball(measurement.eps)
         digest = self._digest(ensemble, measurement.attack, ball, images)
         out = self.workshop.out / "runs" / f"{images.name}-{type(measurement.attack).__name__.lower()}-{digest}"
         tile = len(images) if len(images) < FEW else self.workshop.scale.tile  # padding to a tile would cost more
-        return evaluate(ensemble, measurement.attack, images, ball, out=out, progress=self.progress, tile=tile)
+        heavy = self.workshop.device.type == "cuda" and MMACS.get(row.made.arch, 0) > HEAVY
+        return evaluate(
+            ensemble,
+            measurement.attack,
+            images,
+            ball,
+            out=out,
+            progress=self.progress,
+            precision=self.workshop.precision,
+            batch_size=2 * TILE["cuda"] if heavy else "auto",  # the activations of a whole batch are kept
+            tile=tile,
+        )
 
     def _digest(self, ensemble: RandomizedEnsemble, attack: Any, ball: Ball, images: ImageSet) -> str:
         """Names a run by all that it depends on, so that items share it and nothing else does."""
@@ -159,6 +197,7 @@ class Reproduction:
             [str(ball.norm), ball.eps],
             images.fingerprint,
             self.workshop.device.type,
+            self.workshop.precision,
         ]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
@@ -215,6 +254,11 @@ class Reproduction:
             at = "" if f.x is None else f" at {row.axis} {f.x:g}"
             paper = "" if f.paper is None else f" (paper {f.paper:g})"
             self.workshop.say(f"{self.item.name} {row.name}{at}: {f.column} {f.measured:.2f} {f.unit}{paper}")
+
+
+def blind(attack: Any) -> bool:
+    """Whether an attack finds the same perturbations whatever alpha is: it is made for one member, or each in turn."""
+    return isinstance(attack, RandomAttacker) or getattr(attack, "member", None) is not None
 
 
 def _percent(found: Estimate) -> tuple[float, tuple[float, float]]:

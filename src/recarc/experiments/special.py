@@ -28,8 +28,6 @@ SPECIAL: dict[str, Callable[[Item, Workshop, Path], list[RowResult]]] = {"figure
 
 
 def special_rows(item: Item, workshop: Workshop, keep: Path) -> ItemResult:
-    result = results.read(keep, item.name, item.title)
     for row in SPECIAL[item.name](item, workshop, keep):
-        result = result.with_row(row, [])
-    results.write(keep, result)
-    return result
+        results.add_row(keep, item.name, item.title, row, [])
+    return results.read(keep, item.name, item.title)

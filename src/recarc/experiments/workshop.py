@@ -49,6 +49,8 @@ class Workshop:
     given: Mapping[str, str] = field(default_factory=dict)
     scale: Scale = FULL
     say: Callable[[str], None] = print
+    precision: str = "float32"  # of the attacks' search
+    epochs: float | None = None  # of what is trained; None: the recipe's
     _ensembles: dict[str, Found] = field(default_factory=dict)
     _images: dict[tuple[str, str], ImageSet] = field(default_factory=dict)
 
@@ -86,8 +88,14 @@ class Workshop:
         for data in dict.fromkeys(row.data for row in rows):
             self.images(data)
 
+    def check_epochs(self, item: Item, rows: list[Row]) -> None:
+        """Epochs mean nothing where every ensemble is at hand."""
+        if self.epochs is not None and not any(self.trains(row.made) for row in rows):
+            raise InputError(f"--epochs is for training, and these rows of {item.name} train nothing: leave it out")
+
     def folder(self, made: Made) -> Path:
-        return self.out / "ensembles" / f"{self.scale.made(made).name}-{self.recipe}"
+        length = "" if self.epochs is None else f"-{self.epochs:g}-epochs"
+        return self.out / "ensembles" / f"{self.scale.made(made).name}-{self.recipe}{length}"
 
     def ensemble(self, made: Made) -> Found:
         """As given, or trained before, or from the zoo, or trained now."""
@@ -96,26 +104,44 @@ class Workshop:
         return self._ensembles[made.name]
 
     def _found(self, made: Made) -> Found:
-        given, folder = self.given.get(made.name, self.given.get("")), self.folder(made)
+        given, folder = self._given(made), self.folder(made)
         if given is not None:
             return self._loaded(given, given if given.startswith(zoo.PREFIX) else f"given ({Path(given).name})")
         if made.package:
             return Found(pretrained(made).to(self.device), f"package {made.arch}", "pretrained")
         if (folder / "ensemble.json").exists():
             return self._loaded(folder, made.name)
-        for entry in zoo.entries() if self.scale.name == "full" else ():
-            if (entry.made, entry.recipe) == (made.name, self.recipe):
-                return self._loaded(f"{zoo.PREFIX}{entry.name}", f"{zoo.PREFIX}{entry.name}")
-        return Found(self._trained(made), made.name, self.recipe)
+        kept = self._in_zoo(made)
+        if kept is not None:
+            return self._loaded(kept, kept)
+        return Found(self._trained(made), made.name, self._recipe(folder))
 
     def _loaded(self, where: str | Path, source: str) -> Found:
         path = zoo.resolved(where)
-        ensemble = load_ensemble(path, self.device)
-        told = json.loads((path / "ensemble.json").read_text(encoding="utf-8")).get("made_by", {})
+        return Found(load_ensemble(path, self.device), source, self._recipe(path))
+
+    def _recipe(self, folder: Path) -> str:
+        """How the ensemble in a folder was trained, in words."""
+        path = folder / "ensemble.json"
+        told = json.loads(path.read_text(encoding="utf-8")).get("made_by", {}) if path.exists() else {}
         recipe = told.get("recipe")
         if isinstance(recipe, dict):
-            return Found(ensemble, source, f"{recipe.get('name')}, {recipe.get('epochs'):g} epochs")
-        return Found(ensemble, source, "imported" if "import" in told else "training unknown")
+            return f"{recipe.get('name')}, {recipe.get('epochs'):g} epochs"
+        return "imported" if "import" in told else "training unknown"
+
+    def _given(self, made: Made) -> str | None:
+        return self.given.get(made.name, self.given.get(""))
+
+    def _in_zoo(self, made: Made) -> str | None:
+        """zoo:NAME of what this recipe makes; its members have been trained for as long as they need."""
+        for entry in zoo.entries() if self.scale.name == "full" else ():
+            if (entry.made, entry.recipe) == (made.name, self.recipe):
+                return f"{zoo.PREFIX}{entry.name}"
+        return None
+
+    def trains(self, made: Made) -> bool:
+        """Whether the ensemble is one that training makes here, now or in an earlier run."""
+        return not made.package and self._given(made) is None and self._in_zoo(made) is None
 
     def _trained(self, made: Made) -> RandomizedEnsemble:
         if self.train is None:
@@ -136,7 +162,7 @@ class Workshop:
             recipe=self.recipe,
             members=small.members,
             start=start,
-            changes=dict(small.changes),
+            changes={**small.changes, **({} if self.epochs is None else {"epochs": self.epochs})},
             arch_options=dict(small.arch_options),
             device=self.device,
         )
