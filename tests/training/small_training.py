@@ -9,7 +9,14 @@ from recarc.training import train
 
 EPS = 0.15
 BALL = Ball("linf", EPS)
-SMALL: dict[str, Any] = {"arch": "cnn", "arch_options": {"width": 8}, "norm": "linf", "eps": EPS, "say": None}
+SMALL: dict[str, Any] = {
+    "arch": "cnn",
+    "arch_options": {"width": 8},
+    "norm": "linf",
+    "eps": EPS,
+    "device": "cpu",  # exact, also where there is a GPU
+    "say": None,
+}
 
 
 def small(method: str, *, epochs: float = 10, **more: Any) -> RandomizedEnsemble:

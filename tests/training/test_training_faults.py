@@ -17,7 +17,7 @@ from recarc.training import TrainingError, train
 from recarc.training.checkpoint import STATE, RunFolder
 from recarc.training.lane import Lane
 
-DIGITS = ["--data", "digits", "--arch", "cnn", "--norm", "linf", "--eps", "0.15"]
+DIGITS = ["--device", "cpu", "--data", "digits", "--arch", "cnn", "--norm", "linf", "--eps", "0.15"]
 
 
 @pytest.mark.parametrize(
@@ -137,13 +137,19 @@ def test_the_command_trains_and_evaluates_its_result(tmp_path: Path, capsys: Any
     import json
 
     out = tmp_path / "natural"
-    code = command_line(["train", "natural", *DIGITS, "--epochs", "1", "--out", str(out), "--json", "--quiet"])
+    options = ["--arch-option", "width=4", "--arch-option", "batch_norm=true", "--set", "momentum=0.8"]
+    knobs = [*DIGITS, *options, "--epochs", "1", "--out", str(out)]
+    code = command_line(["train", "natural", *knobs, "--json", "--quiet"])
     shown = capsys.readouterr()
     assert code == 0 and shown.err == ""
     assert json.loads(shown.out) == {"out": str(out), "method": "natural", "members": 1, "alpha": [1.0]}
     made = json.loads((out / "ensemble.json").read_text())["made_by"]
     assert made["method"] == "natural" and made["machine"]["device"] == "cpu" and made["curve"]["member 1"]["epochs"]
-    assert command_line(["train", "natural", *DIGITS, "--epochs", "1", "--out", str(out)]) == 2
+    assert made["arch_options"] == {"width": 4, "batch_norm": True} and made["recipe"]["momentum"] == 0.8
+    cheap = ["--limit", "20", "--attack", "arc", "--steps", "2"]
+    assert command_line(["evaluate", str(out), *DIGITS[:4], *DIGITS[-4:], *cheap]) == 0
+    capsys.readouterr()
+    assert command_line(["train", "natural", *knobs]) == 2
     assert "already exists" in capsys.readouterr().err
 
 
@@ -163,6 +169,9 @@ def test_the_command_says_what_it_will_cost(tmp_path: Path, capsys: Any) -> None
         (["train", "at", *DIGITS[:-1], "eight"], "--eps is 'eight'"),
         (["train", "at", *DIGITS, "--set", "lr"], "FIELD=VALUE"),
         (["train", "at", *DIGITS, "--set", "lrr=1"], "unknown recipe field 'lrr'"),
+        (["train", "at", *DIGITS, "--arch-option", "width"], "--arch-option takes NAME=VALUE, got 'width'"),
+        (["train", "at", *DIGITS, "--arch-option", "widht=4"], "unknown option of cnn 'widht' (did you mean 'width'?)"),
+        (["train", "at", *DIGITS, "--arch-option", "batch_norm=1"], "batch_norm must be true or false"),
     ],
 )
 def test_the_command_refuses_bad_input_in_one_line(
@@ -187,5 +196,5 @@ def test_tensorboard_is_asked_for_politely(tmp_path: Path, monkeypatch: Any) -> 
     import sys
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(InputError, match="pip install tensorboard"):
+    with pytest.raises(InputError, match=r"pip install 'recarc\[tensorboard\]'"):
         small("natural", epochs=1, tensorboard=tmp_path / "board")

@@ -1,8 +1,11 @@
-"""Values as people type them: 8/255, 0.9,0.1, auto."""
+"""Values as people type them: 8/255, 0.9,0.1, auto, lr=0.1."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from recarc.errors import InputError
 
@@ -22,6 +25,20 @@ def number(name: str, text: str) -> float:
 def numbers(name: str, text: str) -> list[float]:
     """Numbers or fractions, separated by commas."""
     return [number(name, part.strip()) for part in text.split(",")]
+
+
+def assignments(name: str, form: str, texts: Sequence[str]) -> dict[str, Any]:
+    """lr=0.1, drops=[0.5,0.75], batch_norm=true, stem=imagenet: values as JSON where they are, else as words."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not key:
+            raise InputError(f"{name} takes {form}, got {text!r}")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return found
 
 
 def size(name: str, text: str) -> int | str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from recarc.cli.output import print_json
-from recarc.cli.parsing import number, numbers
-from recarc.errors import InputError
+from recarc.cli.parsing import assignments, number, numbers
 
 
 def train(
@@ -19,6 +17,10 @@ def train(
     out: Annotated[Path, typer.Option(help="The ensemble folder to make; must not exist.")],
     data: Annotated[str, typer.Option(help="A data set's name (cifar10, digits, ...) or a folder.")] = "cifar10",
     arch: Annotated[str, typer.Option(help="The members' architecture.")] = "resnet20",
+    arch_option: Annotated[
+        list[str] | None,
+        typer.Option(help="An option of the architecture: NAME=VALUE, such as stem=imagenet; repeatable."),
+    ] = None,
     norm: Annotated[str | None, typer.Option(help="linf, l2, l1 or a number p >= 1.")] = None,
     eps: Annotated[str | None, typer.Option(help="The radius for images in [0, 1], such as 8/255.")] = None,
     recipe: Annotated[str, typer.Option(help="fast, or paper for the paper's hyper-parameters.")] = "fast",
@@ -67,7 +69,7 @@ def train(
     from recarc.training import train as run
     from recarc.training.progress import to_stderr
 
-    changes: dict[str, Any] = dict(_assignment(text) for text in set_ or [])
+    changes: dict[str, Any] = assignments("--set", "FIELD=VALUE", set_ or [])
     own = {"epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay, "ema": ema}
     changes |= {k: v for k, v in {**own, "label_smoothing": label_smoothing}.items() if v is not None}
     try:
@@ -84,6 +86,7 @@ def train(
             start=start,
             alpha=None if alpha is None else numbers("--alpha", alpha),
             changes=changes,
+            arch_options=assignments("--arch-option", "NAME=VALUE", arch_option or []),
             device=None if device == "auto" else device,
             switches=Switches(bf16, channels_last, compile_, cuda_graph, fold, side_by_side),
             checkpoint_minutes=checkpoint_minutes,
@@ -100,16 +103,6 @@ def train(
     if json_ and _first_process():
         alpha_found = [round(a, 12) for a in ensemble.alpha.tolist()]
         print_json({"out": str(out), "method": method, "members": len(ensemble), "alpha": alpha_found})
-
-
-def _assignment(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise InputError(f"--set takes FIELD=VALUE, got {text!r}")
-    try:
-        return name.strip(), json.loads(value)
-    except ValueError:
-        return name.strip(), value.strip()
 
 
 def _first_process() -> bool:

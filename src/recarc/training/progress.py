@@ -96,7 +96,7 @@ class Board:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise InputError("TensorBoard is not installed; install it with: pip install tensorboard") from None
+            raise InputError("TensorBoard is not installed: pip install 'recarc[tensorboard]'") from None
         self._writer = SummaryWriter(str(folder))
 
     def epoch(self, label: str, entry: dict[str, Any], step: int) -> None:
