@@ -33,6 +33,11 @@ class Stage:
         return f"member {names}" if len(self.members) == 1 else f"members {names}"
 
 
+def together(members: int, given: int) -> list[list[Stage]]:
+    """The plan of methods that train all members at once; the given ones go on from their weights."""
+    return [[Stage(tuple(range(members)), start=tuple(i if i < given else None for i in range(members)))]]
+
+
 class Method:
     """A method is one subclass in one file; the loop calls it, it calls nothing of the loop.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recarc.training.method import Method, Parts, Stage
+from recarc.training.method import Method, Parts, Stage, together
 from recarc.training.team import Team
 
 ENTROPY, VOLUME = 2.0, 0.5  # the paper's alpha and beta
@@ -22,7 +22,7 @@ class ADP(Method):
     needs_ball = False
 
     def plan(self, members: int, given: int) -> list[list[Stage]]:
-        return [[Stage(tuple(range(members)), start=together(members, given))]]
+        return together(members, given)
 
     def loss(self, team: Team, x: Tensor, x_adv: Tensor, y: Tensor) -> Parts:
         logits = torch.stack([member(x_adv).float() for member in team.trained])
@@ -32,11 +32,6 @@ class ADP(Method):
             "entropy": -team.recipe.diversity * ENTROPY * entropy(p.mean(0)).mean(),
             "volume": -team.recipe.diversity * VOLUME * log_volume(non_true(p, y)).mean(),
         }
-
-
-def together(members: int, given: int) -> tuple[int | None, ...]:
-    """All members are trained at once; the given ones go on from their weights."""
-    return tuple(i if i < given else None for i in range(members))
 
 
 def entropy(p: Tensor) -> Tensor:

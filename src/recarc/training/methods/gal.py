@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from recarc.losses import cross_entropy
-from recarc.training.method import Method, Parts, Stage
-from recarc.training.methods.adp import together
+from recarc.training.method import Method, Parts, Stage, together
 from recarc.training.team import Team
 
 COHERENCE = 0.5
@@ -23,7 +22,7 @@ class GAL(Method):
     needs_ball = False
 
     def plan(self, members: int, given: int) -> list[list[Stage]]:
-        return [[Stage(tuple(range(members)), start=together(members, given))]]
+        return together(members, given)
 
     def loss(self, team: Team, x: Tensor, x_adv: Tensor, y: Tensor) -> Parts:
         logits, gradients = logits_and_gradients(team, x_adv, y)

@@ -8,8 +8,7 @@ from torch import Tensor
 from recarc.geometry import Ball
 from recarc.losses import cross_entropy
 from recarc.training.copies import without_weight_gradients
-from recarc.training.method import Method, Parts, Stage
-from recarc.training.methods.adp import together
+from recarc.training.method import Method, Parts, Stage, together
 from recarc.training.methods.gal import logits_and_gradients, pairwise_cosines
 from recarc.training.team import Team, random_start
 
@@ -31,7 +30,7 @@ class TRS(Method):
     needs_ball = False
 
     def plan(self, members: int, given: int) -> list[list[Stage]]:
-        return [[Stage(tuple(range(members)), start=together(members, given))]]
+        return together(members, given)
 
     def attacked(self, team: Team, x: Tensor, y: Tensor) -> Tensor:
         """The points of large gradients; the cross-entropy and the cosines are taken at x itself."""
