@@ -14,8 +14,21 @@ from recarc.models.classifier import Normalize
 
 
 class _Tracer(fx.Tracer):
+    """Sees into every module but the normalisation, which checks shapes."""
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, Normalize) or super().is_leaf_module(m, module_qualified_name)
+
+
+def traced(module: nn.Module) -> fx.Graph:
+    """What the module computes, node by node."""
+    try:
+        return _Tracer().trace(module)
+    except Exception as error:  # tracing runs the user's forward on symbols: anything can come out
+        raise InputError(
+            f"{type(module).__name__} cannot be traced, so its batch norms cannot be folded "
+            f"(evaluate it unfolded): {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        ) from None
 
 
 def fold_batch_norm(module: nn.Module) -> nn.Module:
@@ -26,7 +39,7 @@ def fold_batch_norm(module: nn.Module) -> nn.Module:
     ensemble folder nor trained like the original. The module itself is not touched.
     """
     folded = copy.deepcopy(module).eval()
-    for conv_name, norm_name in _pairs(folded):
+    for conv_name, norm_name in conv_norm_pairs(folded):
         fused = fuse_conv_bn_eval(folded.get_submodule(conv_name), folded.get_submodule(norm_name))  # type: ignore
         folded.set_submodule(conv_name, fused)
         folded.set_submodule(norm_name, nn.Identity())
@@ -35,15 +48,9 @@ def fold_batch_norm(module: nn.Module) -> nn.Module:
     return folded
 
 
-def _pairs(module: nn.Module) -> list[tuple[str, str]]:
+def conv_norm_pairs(module: nn.Module) -> list[tuple[str, str]]:
     """(convolution, batch norm) names where the norm is the only reader and both are used once."""
-    try:
-        graph = _Tracer().trace(module)
-    except Exception as error:  # tracing runs the user's forward on symbols: anything can come out
-        raise InputError(
-            f"{type(module).__name__} cannot be traced, so its batch norms cannot be folded "
-            f"(evaluate it unfolded): {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        ) from None
+    graph = traced(module)
     named = dict(module.named_modules())
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
     pairs = []

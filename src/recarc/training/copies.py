@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recarc.errors import InputError
-from recarc.models.folding import _pairs, fold_batch_norm
+from recarc.models.folding import conv_norm_pairs, fold_batch_norm
 
 
 class Copies:
@@ -62,7 +62,7 @@ class _Folding:
     """An evaluation copy with batch norm folded into the convolutions, kept up to date with the training weights."""
 
     def __init__(self, master: nn.Module, half: bool) -> None:
-        pairs = _pairs(master)
+        pairs = conv_norm_pairs(master)
         self.module = fold_batch_norm(master).requires_grad_(False)
         convs = [_conv(master, conv) for conv, _ in pairs]
         self.weights = [conv.weight.data for conv in convs]
@@ -99,7 +99,7 @@ class _Folding:
 def foldable(module: nn.Module) -> str | None:
     """None if batch norm can be folded into this architecture, else why not."""
     try:
-        pairs = _pairs(module)
+        pairs = conv_norm_pairs(module)
     except InputError as error:
         return str(error)
     if not pairs:
