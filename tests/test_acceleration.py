@@ -14,7 +14,7 @@ from torch import nn
 from oracle import Algorithm2
 from recarc import ARC, PGD, AdaptivePGD, Ball, InputError, RandomizedEnsemble, evaluate
 from recarc.acceleration import FastMember, accelerate
-from recarc.attacks import AutoPGD, Climb
+from recarc.attacks import Attack, AutoPGD, Climb
 from recarc.attacks.linearize import nearest_plane
 from recarc.models.registry import build
 from tiny import assert_unchanged, cnn, labels_of, mlp_ensemble, photograph, points
@@ -186,8 +186,13 @@ def test_unknown_precision_is_refused() -> None:
         accelerate(ensemble_of(), tile=0)
 
 
+def test_float16_is_refused_without_a_gpu() -> None:
+    with pytest.raises(InputError, match="needs a CUDA GPU"):
+        accelerate(ensemble_of(), "float16")
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "tf32", "float16", "bfloat16"])
 def test_captured_members_find_the_same(precision: str) -> None:
     ensemble = ensemble_of().to("cuda")
     x = points(300, 2, 4, 4, dtype=torch.float32).cuda()
@@ -198,3 +203,26 @@ def test_captured_members_find_the_same(precision: str) -> None:
         found = ensemble.expected_accuracy(ARC(steps=5)(fast, x, y, ball), y)
     expected = ensemble.expected_accuracy(ARC(steps=5)(ensemble, x, y, ball), y)
     assert float(found.mean()) == pytest.approx(float(expected.mean()), abs=0.02)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_float16_finds_what_float32_finds(attack: Attack) -> None:
+    ensemble = ensemble_of().to("cuda")
+    x = points(300, 2, 4, 4, dtype=torch.float32).cuda()
+    y, ball = labels_of(ensemble, x), Ball("linf", 0.06)
+    found = ensemble.expected_accuracy(attack(accelerate(ensemble, "float16"), x, y, ball), y)
+    expected = ensemble.expected_accuracy(attack(ensemble, x, y, ball), y)
+    assert float(found.mean()) == pytest.approx(float(expected.mean()), abs=0.02)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_float16_keeps_the_gradient_of_a_loss_that_is_nearly_zero() -> None:
+    member = convolutional(0).cuda()
+    x = points(8, 2, 4, 4, dtype=torch.float32).cuda()
+    gradients = []
+    for net in (member, accelerate(member, "float16").members[0]):
+        u = x.clone().requires_grad_()
+        (g,) = torch.autograd.grad((1e-9 * net(u)).sum(), u)
+        gradients.append(g / g.flatten(1).norm(dim=1)[:, None, None, None])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0.05, atol=0.01)

@@ -128,6 +128,22 @@ def test_counter_example_to_the_printed_algorithm_2(p: float) -> None:
         assert ensemble.expected_accuracy(x_adv, y).item() == 0.6, steps
 
 
+def test_a_sample_that_stands_still_is_left_alone() -> None:
+    """Where a whole iteration accepts nothing, the next would be the same one: it is not computed."""
+    w_1, b_1, w_2, b_2 = COUNTER_EXAMPLES[math.inf]
+    calls = []
+
+    def counted(u: Tensor) -> Tensor:
+        calls.append(len(u))
+        return binary(w_2, b_2)(u)
+
+    ensemble = RandomizedEnsemble([binary((0.0, 1.0), -0.5), counted], [0.6, 0.4])
+    x, y, ball = torch.zeros(1, 2, dtype=torch.float64), torch.ones(1, dtype=torch.long), Ball("linf", 0.1, box=None)
+    few, many = (ARC(steps=steps, step_size=0.1)(ensemble, x, y, ball) for steps in (3, 50))
+    assert torch.equal(few, many)
+    assert len(calls) < 50  # four passes of this member an iteration
+
+
 def test_a_fooled_member_is_not_led_back() -> None:
     """At x member 0 (alpha 0.6) is already wrong by little: pushing member 1 over must not repair member 0."""
     ensemble = RandomizedEnsemble([binary([1.0, 0.2], -0.05), binary([0.3, 1.0], 0.5)], [0.6, 0.4])

@@ -47,13 +47,16 @@ class ARC(Attack):
         eta = step_of(self.step_size, 1 if math.isinf(ball.norm.p) else 1 / 4, ball, x)
         delta = torch.zeros_like(x, dtype=working_dtype(x))
         v = ensemble.expected_accuracy(x, y)
+        left = torch.arange(len(x), device=x.device)
         for _ in range(self.steps):
-            left = (v > 0).nonzero()[:, 0]  # an expected accuracy of 0 cannot fall
+            left = left[v[left] > 0]  # an expected accuracy of 0 cannot fall
             if not len(left):
                 break
+            before = delta[left]
             delta[left], v[left] = self._iteration(
-                ensemble, x[left], y[left], ball.take(left), eta[left], delta[left], v[left]
+                ensemble, x[left], y[left], ball.take(left), eta[left], before, v[left]
             )
+            left = left[(delta[left] != before).flatten(1).any(1)]  # what stood still would do so again
         return ball.move(x, delta)
 
     def _iteration(

@@ -18,9 +18,10 @@ PRECISIONS = {
     "float32": torch.float32,
     "float64": torch.float64,
     "tf32": torch.float32,
+    "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-ACCELERATED = ("tf32", "bfloat16")  # searched with folded members in their own tiles
+ACCELERATED = ("tf32", "float16", "bfloat16")  # searched with folded members in their own tiles
 
 
 @dataclass

@@ -1,0 +1,117 @@
+"""Members made over for speed: folded, laid out pixel by pixel, in the precision of the search."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recarc.acceleration.calls import first_line
+from recarc.acceleration.fusing import Convolve, Run, fuse_runs
+from recarc.acceleration.precision import AUTOCAST
+from recarc.errors import InputError
+from recarc.models.folding import fold_batch_norm
+
+CHANNELS = {"float32": 4, "tf32": 4, "float16": 8, "bfloat16": 8}  # 16 bytes a pixel, what matrix units read at once
+
+
+def folded_copy(member: nn.Module) -> nn.Module:
+    """An evaluation copy, folded where it can be traced; no gradients to weights."""
+    try:
+        folded = fold_batch_norm(member)
+    except InputError:
+        folded = copy.deepcopy(member).eval()
+    return folded.requires_grad_(False)
+
+
+def body_of(folded: nn.Module, precision: str, pad: bool) -> nn.Module:
+    """A copy that runs under `precision.running(precision)`."""
+    body = copy.deepcopy(folded) if precision == "float32" else copy.deepcopy(folded).float()
+    if pad and not isinstance(body, nn.Conv2d):
+        _padded_convolutions(body, CHANNELS[precision])
+    if precision == "float16":
+        body = _with_full_logits(_fused(body))
+    if any(p.dim() == 4 for p in body.parameters()):
+        body = body.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if precision in AUTOCAST:
+        for module in body.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                module.to(AUTOCAST[precision])
+    return body
+
+
+def any_size(body: nn.Module) -> bool:
+    """No convolution left whose library chooses a kernel by the size of the batch."""
+    return any(isinstance(m, Run) for m in body.modules()) and not any(isinstance(m, nn.Conv2d) for m in body.modules())
+
+
+def _fused(body: nn.Module) -> nn.Module:
+    convolve = kernel_convolve()
+    if convolve is None:
+        return body
+    try:
+        return fuse_runs(body, convolve, torch.float16)
+    except InputError:
+        return body
+
+
+@lru_cache
+def kernel_convolve() -> Convolve | None:
+    """The fused convolution for GPUs, tried once; None, with a warning, where Triton cannot build it."""
+    try:
+        from recarc.acceleration.kernels import convolve
+
+        x = torch.ones(1, 16, 4, 4, dtype=torch.float16, device="cuda")
+        taps = torch.full((3, 3, 16, 16), 0.25, dtype=torch.float16, device="cuda")
+        if float(convolve(x, taps, 1)[0, 0, 1, 1]) != 36.0:
+            raise RuntimeError("the kernel computes something else")
+    except Exception as error:  # no Triton, no C compiler, a GPU it does not know, ...
+        warnings.warn(f"running without fused convolutions: {first_line(error)}", stacklevel=2)
+        return None
+    return convolve
+
+
+class _FullLinear(nn.Module):
+    """A linear layer that leaves half precision: logits that are rounded tie, and ties decide predictions."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x.float(), self.weight, self.bias)
+
+
+def _with_full_logits(body: nn.Module) -> nn.Module:
+    if isinstance(body, nn.Linear):
+        return _FullLinear(body)
+    for name, module in list(body.named_modules()):
+        if isinstance(module, nn.Linear):
+            body.set_submodule(name, _FullLinear(module))
+    return body
+
+
+class _PaddedConv(nn.Module):
+    """A convolution of few channels as one of `channels`, the new ones zero."""
+
+    def __init__(self, conv: nn.Conv2d, channels: int) -> None:
+        super().__init__()
+        self.missing = channels - conv.in_channels
+        self.conv = copy.deepcopy(conv)
+        self.conv.in_channels = channels
+        weight = F.pad(conv.weight.detach(), (0, 0, 0, 0, 0, self.missing))
+        self.conv.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.pad(x, (0, 0, 0, 0, 0, self.missing)))
+
+
+def _padded_convolutions(body: nn.Module, channels: int) -> None:
+    for name, conv in list(body.named_modules()):
+        if isinstance(conv, nn.Conv2d) and conv.in_channels < channels and conv.groups == 1:
+            body.set_submodule(name, _PaddedConv(conv, channels))

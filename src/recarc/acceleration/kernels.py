@@ -1,0 +1,143 @@
+"""The convolution of `fusing.Run` as one Triton kernel a convolution, for GPUs and few channels.
+
+Libraries' kernels are made for many channels: on the 16 of a ResNet-20 their matrix units mostly multiply padding.
+Images lie in memory pixel by pixel (channels_last). A program computes all channels of BLOCK pixels as a sum of
+products over the taps; neighbouring taps read neighbouring memory, so all but the first come out of the cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 128  # pixels a program
+LARGEST = 65504.0  # of float16
+
+
+@triton.jit
+def _taps(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    add: Any,
+    mask: Any,
+    out: Any,
+    pixels: Any,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr,
+    OUT_WIDTH: tl.constexpr,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    STRIDE: tl.constexpr,
+    BACK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_ADD: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    RELU: tl.constexpr,
+    LARGEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+) -> None:
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = pixel % OUT_WIDTH
+    row = (pixel // OUT_WIDTH) % OUT_HEIGHT
+    image = pixel // (OUT_WIDTH * OUT_HEIGHT)
+    inside = pixel < pixels
+    channel = tl.arange(0, BLOCK_INPUTS)
+    made = tl.arange(0, BLOCK_OUTPUTS)
+    known = channel < INPUTS
+    wanted = made < OUTPUTS
+    total = tl.zeros((BLOCK, BLOCK_OUTPUTS), tl.float32)
+    for r in tl.static_range(SIZE):
+        for s in tl.static_range(SIZE):
+            if BACK:  # x[i] was made from out[STRIDE * i + tap]
+                i = row + SIZE // 2 - r
+                j = column + SIZE // 2 - s
+                there = (i >= 0) & (j >= 0) & (i % STRIDE == 0) & (j % STRIDE == 0)
+                i = i // STRIDE
+                j = j // STRIDE
+                there = there & (i < HEIGHT) & (j < WIDTH) & inside
+            else:
+                i = row * STRIDE + r - SIZE // 2
+                j = column * STRIDE + s - SIZE // 2
+                there = (i >= 0) & (j >= 0) & (i < HEIGHT) & (j < WIDTH) & inside
+            at = ((image * HEIGHT + i) * WIDTH + j).to(tl.int64) * INPUTS
+            part = tl.load(x + at[:, None] + channel[None, :], mask=there[:, None] & known[None, :], other=0.0)
+            taps = weight + (r * SIZE + s) * INPUTS * OUTPUTS
+            kernel = tl.load(
+                taps + channel[:, None] * OUTPUTS + made[None, :], mask=known[:, None] & wanted[None, :], other=0.0
+            )
+            total = tl.dot(part, kernel, total)
+    place = pixel.to(tl.int64)[:, None] * OUTPUTS + made[None, :]
+    valid = inside[:, None] & wanted[None, :]
+    if HAS_BIAS:
+        total += tl.load(bias + made, mask=wanted, other=0.0)[None, :]
+    if HAS_ADD:
+        total += tl.load(add + place, mask=valid, other=0.0).to(tl.float32)
+    if HAS_MASK:
+        total = tl.where(tl.load(mask + place, mask=valid, other=0.0) > 0, total, 0.0)
+    if RELU:
+        total = tl.maximum(total, 0.0)
+    total = tl.minimum(tl.maximum(total, -LARGEST), LARGEST)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=valid)
+
+
+def convolve(
+    x: Tensor,
+    taps: Tensor,
+    stride: int,
+    *,
+    bias: Tensor | None = None,
+    add: Tensor | None = None,
+    mask: Tensor | None = None,
+    relu: bool = False,
+    back_to: tuple[int, int] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`fusing.plain_convolve` in one kernel; activations too large for float16 are held at its largest number."""
+    size, _, read, made = taps.shape
+    height, width = x.shape[2:]
+    shape = back_to or (-(-height // stride), -(-width // stride))
+    out = torch.empty(
+        (len(x), made, *shape), dtype=dtype or x.dtype, device=x.device, memory_format=torch.channels_last
+    )
+    pixels = len(x) * shape[0] * shape[1]
+    if not pixels:
+        return out
+    _taps[(triton.cdiv(pixels, BLOCK),)](
+        _pixel_by_pixel(x),
+        taps.contiguous(),
+        x if bias is None else bias,
+        x if add is None else _pixel_by_pixel(add),
+        x if mask is None else _pixel_by_pixel(mask),
+        out,
+        pixels,
+        height,
+        width,
+        *shape,
+        read,
+        made,
+        size,
+        stride,
+        back_to is not None,
+        bias is not None,
+        add is not None,
+        mask is not None,
+        relu,
+        LARGEST,
+        BLOCK,
+        max(16, triton.next_power_of_2(read)),
+        max(16, triton.next_power_of_2(made)),
+    )
+    return out
+
+
+def _pixel_by_pixel(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)

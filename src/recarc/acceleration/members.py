@@ -1,0 +1,193 @@
+"""Ensembles that search faster: batch norm folded, channels_last, TF32 or bfloat16, compiled, in tiles of few sizes.
+
+For the search of an attack only: what it finds is judged with the original members in float32.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from recarc.acceleration.bodies import any_size, body_of, folded_copy
+from recarc.acceleration.calls import Call, Tile, first_line, laid_out, prepare_compiler
+from recarc.acceleration.graphs import Slot
+from recarc.acceleration.precision import PRECISIONS
+from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble
+from recarc.errors import InputError, unknown
+
+TILE = {"cuda": 1024, "cpu": 256}  # images at once: fills an H200, and a layer's activations stay in its cache
+FUSED_PIXELS = 8192 * 32 * 32  # of a tile on a GPU where every convolution is fused: some hundred launches a pass
+STEPS_OF_TILE = 4  # the last tile is padded to a multiple of a quarter, so that few sizes occur
+WORTH_COMPILING = {"cuda": 20_000_000, "cpu": 50_000}  # images through a member, above which a minute pays off
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How members are run. `precision` is that of gradients; predictions round no coarser than TF32 or float16 do."""
+
+    precision: str = "float32"
+    compile: bool = False
+    graphs: bool = False
+    tile: int | None = None
+    one_size: bool = False
+    pad: bool = False
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
+        if self.tile is not None and self.tile < 1:
+            raise InputError(f"tile is {self.tile!r}; it must be a whole number of at least 1")
+
+
+def accelerate(
+    ensemble: RandomizedEnsemble | Member,
+    precision: str = "float32",
+    *,
+    compile: bool | None = None,
+    graphs: bool = False,
+    tile: int | None = None,
+    one_size: bool = False,
+    pad: bool = False,
+    work: int = 0,
+) -> RandomizedEnsemble:
+    """A copy of the ensemble to search with: the same functions up to rounding, several times faster.
+
+    "float16" rounds like TF32 (10 bits) in half the memory, on a GPU with kernels of our own for few channels.
+    `compile`: None decides by `work`, the number of images that will pass through each member. `graphs` captures
+    each tile as CUDA graphs (small tiles only). With `one_size` every tile is padded to the full size, so that a
+    sample's figures do not depend on the rest of its batch. `pad` fills the channels of images up to what matrix
+    units are made for. Callables that are no modules are used as they are.
+    """
+    ensemble = as_ensemble(ensemble)
+    device = ensemble.device_of_members() or torch.device("cpu")
+    kind = device.type if device.type in TILE else "cpu"
+    if precision == "float16" and kind != "cuda":
+        raise InputError(f"precision float16 needs a CUDA GPU, the members are on {device}; use float32 or bfloat16")
+    settings = Settings(
+        precision,
+        compile=work >= WORTH_COMPILING[kind] if compile is None else compile,
+        graphs=graphs and kind == "cuda",
+        tile=tile,
+        one_size=one_size,
+        pad=pad,
+    )
+    if settings.compile:
+        prepare_compiler()
+    members = [FastMember(m, settings) if isinstance(m, nn.Module) else m for m in ensemble.members]
+    fast = RandomizedEnsemble(members, ensemble.alpha)
+    fast.alpha = ensemble.alpha  # to the last bit, not normalised a second time
+    return fast
+
+
+class FastMember(nn.Module):
+    """One member with its batch norms folded; logits and input gradients in the dtype of the input.
+
+    Gradients flow to the input only. They may be taken several times, but on a captured member not after its next
+    forward pass.
+    """
+
+    def __init__(self, member: nn.Module, settings: Settings) -> None:
+        super().__init__()
+        self.settings = settings
+        folded = folded_copy(member)
+        own = next((p.dtype for p in folded.parameters() if p.is_floating_point()), None)
+        self.dtype = own if settings.precision == "float32" else torch.float32
+        self.search = body_of(folded, settings.precision, settings.pad)
+        self.score = self.search if settings.precision != "bfloat16" else body_of(folded, "tf32", settings.pad)
+        self._search_call = Call(self.search, settings.precision, settings.compile)
+        scoring = "tf32" if settings.precision == "bfloat16" else settings.precision
+        self._score_call = Call(self.score, scoring, settings.compile)
+        self.any_size = any_size(self.search)
+        self._slots: dict[tuple[Any, ...], Slot] = {}
+        self.capturing = settings.graphs
+        self.ticket = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not len(x):
+            return self(x.new_zeros(1, *x.shape[1:]).detach())[:0]
+        if torch.is_grad_enabled() and x.requires_grad:
+            return _Differentiable.apply(x, self)
+        with torch.no_grad():
+            tiles = [self._scored(part)[: len(part)].to(x.dtype, copy=True) for _, part in self._parts(x)]
+        return tiles[0] if len(tiles) == 1 else torch.cat(tiles)
+
+    def _tile(self, x: Tensor) -> int:
+        if self.settings.tile is not None:
+            return self.settings.tile
+        if self.any_size and not self.capturing:
+            return max(1, FUSED_PIXELS // x[0, 0].numel())
+        return TILE.get(x.device.type, TILE["cpu"])
+
+    def _parts(self, x: Tensor) -> list[tuple[int, Tensor]]:
+        return list(enumerate(x.split(self._tile(x))))
+
+    def _padded(self, part: Tensor) -> Tensor:
+        """Filled up to one of few sizes: CUDA libraries choose, and graphs fix, their kernels by size."""
+        unit = self._tile(part)
+        if not self.settings.one_size:
+            choosy = part.device.type == "cuda" and (self.capturing or not self.any_size)
+            unit = max(1, unit // STEPS_OF_TILE) if choosy else 1
+        missing = -len(part) % unit
+        part = part.to(self.dtype)
+        return torch.cat([part, part[:1].expand(missing, *part.shape[1:])]) if missing else part
+
+    def _scored(self, part: Tensor) -> Tensor:
+        x = self._padded(part)
+        if self.capturing:
+            slot = self._slot(("score", *x.shape), self._score_call, x, gradient=False)
+            if slot is not None:
+                return slot.forward(x)
+        return self._score_call(laid_out(x))
+
+    def differentiable(self, part: Tensor, place: int) -> Tile | Slot:
+        """The forward pass of one tile, ready to be pulled back."""
+        x = self._padded(part)
+        if self.capturing:
+            slot = self._slot(("search", place, *x.shape), self._search_call, x, gradient=True)
+            if slot is not None:
+                slot.forward(x)
+                return slot
+        leaf = laid_out(x).detach().requires_grad_()
+        with torch.enable_grad():
+            return Tile(leaf, self._search_call(leaf), self._search_call)
+
+    def _slot(self, key: tuple[Any, ...], call: Call, x: Tensor, gradient: bool) -> Slot | None:
+        if key not in self._slots:
+            try:
+                self._slots[key] = Slot(call, x, gradient)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except Exception as error:  # capture fails in as many ways as there are kernels
+                warnings.warn(f"running without CUDA graphs: {first_line(error)}", stacklevel=2)
+                self.capturing = False
+                return None
+        return self._slots[key]
+
+
+class _Differentiable(torch.autograd.Function):
+    """Tiles as one differentiable function; each keeps its own graph, pulled back under the member's settings."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, member: FastMember) -> Tensor:
+        member.ticket += 1
+        parts = member._parts(x)
+        ctx.tiles = [member.differentiable(part, place) for place, part in parts]
+        ctx.sizes = [len(part) for _, part in parts]
+        ctx.member, ctx.ticket = member, member.ticket
+        ctx.like = x.detach()
+        return torch.cat([t.logits.detach()[:n].to(x.dtype) for t, n in zip(ctx.tiles, ctx.sizes)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if ctx.member.capturing and ctx.ticket != ctx.member.ticket:
+            raise RuntimeError("a captured member was run again before its gradient was taken; use graphs=False")
+        result = torch.empty_like(ctx.like)
+        for tile, part, place in zip(ctx.tiles, gradient.split(ctx.sizes), result.split(ctx.sizes)):
+            place.copy_(tile.pull_back(part)[: len(part)])
+        return result, None

@@ -1,0 +1,142 @@
+"""Runs of convolutions as one function: the same logits and input gradients, with hand-written gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recarc.acceleration.bodies import any_size, body_of, folded_copy
+from recarc.acceleration.fusing import Run, fuse_runs, plain_convolve
+from recarc.models.registry import build
+from tiny import points
+
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+RUNS = [  # architecture, its options, lengths of its runs with their shortcuts
+    ("resnet20", {}, [(1, "none")] + [(2, "input")] * 3 + [(2, "other"), (2, "input"), (2, "input")] * 2),
+    (
+        "resnet20",
+        {"shortcut": "conv"},
+        [(1, "none")] + [(2, "input")] * 3 + [(2, "other")] + [(2, "input")] * 2 + [(2, "other")] + [(2, "input")] * 2,
+    ),
+    ("vgg16", {}, [(2, "none")]),
+    ("resnet18", {}, [(1, "none"), (2, "input"), (2, "input")]),
+    ("cnn", {}, [(2, "none")]),
+]
+
+
+def network(arch: str, options: dict[str, str]) -> nn.Module:
+    torch.manual_seed(0)
+    net = build(arch, classes=10, channels=3, image_size=32, **options).eval()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None and module.running_var is not None
+            module.running_mean.uniform_(-0.2, 0.2)
+            module.running_var.uniform_(0.5, 2)
+    return net
+
+
+def pulled(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    u = x.clone().requires_grad_()
+    logits = net(u)
+    difference = logits[:, 1] - logits[:, 2]
+    first, second = (torch.autograd.grad(difference.sum(), u, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)  # a graph may be pulled back several times
+    return logits.detach(), first
+
+
+@pytest.mark.parametrize(("arch", "options", "expected"), RUNS, ids=lambda v: v if isinstance(v, str) else "")
+def test_fused_networks_compute_the_same(arch: str, options: dict[str, str], expected: list[tuple[int, str]]) -> None:
+    net = network(arch, options).double()
+    fused = fuse_runs(folded_copy(net), dtype=torch.float64)
+    runs = [m for m in fused.modules() if isinstance(m, Run)]
+    assert [(len(r.strides), r.shortcut) for r in runs] == expected
+    for run in runs:
+        run.out_dtype = torch.float64
+    x = points(2, 3, 32, 32)
+    for found, wanted in zip(pulled(fused, x), pulled(net, x)):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_what_does_not_fit_is_left_alone() -> None:
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 5, padding=2),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        nn.ReLU(),
+        nn.Conv2d(8, 80, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(80, 8, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(8 * 16, 3),
+    ).eval()
+    fused, x = fuse_runs(net), points(2, 3, 4, 4, dtype=torch.float32)
+    assert not [m for m in fused.modules() if isinstance(m, Run)]
+    assert not any_size(fused)
+    for found, wanted in zip(pulled(fused, x), pulled(net, x)):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_a_value_that_others_read_ends_its_run() -> None:
+    class Forked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            middle = torch.relu(self.one(x))
+            return (torch.relu(self.two(middle)) + middle).mean(dim=(2, 3))
+
+    net, x = Forked().double().eval(), points(2, 3, 4, 4)
+    fused = fuse_runs(net, dtype=torch.float64)
+    runs = [m for m in fused.modules() if isinstance(m, Run)]
+    assert [len(r.strides) for r in runs] == [1, 1]
+    for run in runs:
+        run.out_dtype = torch.float64
+    for found, wanted in zip(pulled(fused, x), pulled(net, x)):
+        torch.testing.assert_close(found, wanted)
+
+
+@NEEDS_CUDA
+@pytest.mark.parametrize(
+    ("read", "made", "size", "stride", "side"),
+    [
+        (3, 16, 3, 1, 32),
+        (16, 16, 3, 1, 32),
+        (16, 32, 3, 2, 32),
+        (32, 64, 3, 2, 7),
+        (64, 64, 3, 1, 8),
+        (64, 32, 1, 2, 9),
+    ],
+)
+def test_the_kernel_computes_the_plain_convolution(read: int, made: int, size: int, stride: int, side: int) -> None:
+    from recarc.acceleration.kernels import convolve
+
+    torch.manual_seed(0)
+    x = torch.randn(5, read, side, side, device="cuda").half()
+    weight = (torch.randn(made, read, size, size, device="cuda") / (read * size * size) ** 0.5).half()
+    taps, back = weight.permute(2, 3, 1, 0).contiguous(), weight.permute(2, 3, 0, 1).contiguous()
+    bias = torch.randn(made, device="cuda")
+    out = plain_convolve(x.double(), taps.double(), stride, bias=bias.double(), relu=True)
+    found = convolve(x, taps, stride, bias=bias, relu=True, dtype=torch.float32)
+    torch.testing.assert_close(found.double(), out, rtol=1e-3, atol=1e-3)
+    add = torch.randn_like(out).half()
+    out = plain_convolve(x.double(), taps.double(), stride, bias=bias.double(), add=add.double())
+    torch.testing.assert_close(convolve(x, taps, stride, bias=bias, add=add).double(), out, rtol=2e-3, atol=2e-3)
+    g, mask, size_of = torch.randn_like(out).half(), torch.randn_like(x), (side, side)
+    expected = plain_convolve(g.double(), back.double(), stride, add=x.double(), mask=mask.double(), back_to=size_of)
+    found = convolve(g, back, stride, add=x, mask=mask, back_to=size_of)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-3, atol=2e-3)
+
+
+@NEEDS_CUDA
+def test_a_resnet20_in_float16_is_fused_whole_and_close_to_float32() -> None:
+    net = network("resnet20", {}).cuda()
+    body = body_of(folded_copy(net), "float16", pad=False)
+    assert any_size(body)
+    x = points(64, 3, 32, 32, dtype=torch.float32).cuda()
+    (logits, gradient), (exact, slope) = pulled(body, x), pulled(net, x)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, exact, rtol=5e-3, atol=5e-3)
+    assert float((gradient - slope).norm() / slope.norm()) < 0.05
