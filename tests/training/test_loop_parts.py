@@ -11,11 +11,13 @@ from small_training import small
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
+from recarc.acceleration.fusing import Run, plain_convolve
 from recarc.data.loading import load
 from recarc.models.registry import build
 from recarc.training import Switches, recipe_for
 from recarc.training.batches import Augmentation, epoch_order, split
 from recarc.training.copies import Copies, foldable, frozen_copy
+from recarc.training.methods import method_named
 from recarc.training.optimizer import SGD, Adam, Average
 from recarc.training.recipes import Recipe
 from recarc.training.schedule import average_decay, learning_rate
@@ -141,6 +143,24 @@ def test_the_folded_copy_follows_the_training_weights(arch: str) -> None:
         assert torch.allclose(frozen_copy(master, half=False, fold=True)(x), expected, atol=1e-4)
 
 
+def test_the_fused_copy_follows_the_training_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recarc.training.copies.kernel_convolve", lambda: plain_convolve)
+    torch.manual_seed(0)
+    master = build("resnet20", 10).train()
+    copies = Copies(master, half=True, attack_mode="eval", fold=True, fuse=True)
+    assert any(isinstance(m, Run) for m in copies.attack.modules())
+    x = torch.rand(4, 3, 32, 32)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        before = copies.attack(x)
+        for p in master.parameters():
+            p.add_(0.1 * p.abs().mean() * torch.randn_like(p))
+        copies.refresh()
+        expected = frozen_copy(master, half=True, fold=True)(x)
+        fixed = frozen_copy(master, half=True, fold=True, fuse=True)(x)
+        assert torch.allclose(copies.attack(x), fixed, atol=1e-6)
+        assert float((fixed - expected).norm()) < 0.1 * float((before - expected).norm())
+
+
 def test_half_precision_copies_share_what_is_not_copied() -> None:
     master = build("cnn", 10, 1, 8, batch_norm=True, width=4).train()
     copies = Copies(master, half=True, attack_mode="train", fold=False)
@@ -167,13 +187,51 @@ def test_switches_change_speed_and_not_the_result() -> None:
         assert float((a - c).norm() / a.norm()) < 0.1
 
 
+@pytest.mark.parametrize("when", ["asked for", "run"])
+def test_what_cannot_be_used_is_said_and_training_goes_on(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no compiler here\nand a long story")
+
+    def compile_(self: nn.Module, **_: Any) -> None:
+        if when == "asked for":
+            refuse()
+        self._compiled_call_impl = refuse
+
+    monkeypatch.setattr(nn.Module, "compile", compile_)
+    lines: list[str] = []
+    settings: dict[str, Any] = {"epochs": 0.5, "arch_options": {"width": 4}}
+    wishes = Switches(compile=True, cuda_graph=True, fold=True)
+    fallen_back = small("at", say=lines.append, switches=wishes, **settings)
+    notes = [line for line in lines if "is off" in line]
+    assert notes == [
+        "cuda graph is off: cpu is not a GPU",
+        "fold is off: no batch norm directly after a convolution",
+        "compile is off: no compiler here",
+    ]
+    plain = small("at", **settings)
+    one, other = (parameters_to_vector(e.members[0].parameters()) for e in (fallen_back, plain))  # type: ignore[union-attr]
+    assert torch.equal(one, other)
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
+@needs_gpu
+@pytest.mark.parametrize("method", ["natural", "bat", "free", "adp", "gal", "trs", "mrboost", "barre"])
+def test_every_step_that_can_be_captured_is(method: str) -> None:
+    lines: list[str] = []
+    options = {"width": 8, "batch_norm": True}
+    members = max(2, method_named(method).least)
+    small(method, epochs=0.2, members=members, arch_options=options, device="cuda", say=lines.append)
+    assert "cuda_graph" in lines[0] and not any("is off" in line for line in lines), lines
+
+
+@needs_gpu
 def test_the_fast_path_on_a_gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
     settings: dict[str, Any] = {"epochs": 2, "arch_options": {"width": 8, "batch_norm": True}, "device": "cuda"}
     lines: list[str] = []
     fast = small("iat", members=2, say=lines.append, **settings)
-    off = Switches(False, False, False, False, False, False)
+    off = Switches(False, False, False, False, False, False, False)
     plain = small("iat", members=2, switches=off, **settings)
     assert not any("is off" in line for line in lines), lines
     x, y = (t.cuda() for t in load("digits", "test").tensors())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from recarc.training.faults import first_line
 from recarc.training.lane import Lane
 from recarc.training.machine import Machine
 
@@ -73,11 +74,6 @@ def _captured(lanes: Sequence[Lane], machine: Machine, draw_inside: bool) -> Cal
         torch.cuda.synchronize(machine.device)
         kept.restore()
     return replay
-
-
-def first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:160] if lines else type(error).__name__
 
 
 def _fan_out(lanes: Sequence[Lane], streams: Sequence[torch.cuda.Stream], draw: bool) -> None:

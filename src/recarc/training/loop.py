@@ -55,12 +55,11 @@ class Loop:
         self.progress.stage(self.label, self.steps, self.recipe.epochs, self.ahead)
         with memory_advice(self.recipe.batch), tuned(self.machine), stop_signals() as stopped:
             self._load(step)
-            advance, notes = None, len(self.machine.notes)
+            advance = None
             while step < self.steps:
                 if advance is None:
                     advance = stepper(self.lanes, self.machine)
-                    for note in self.machine.notes[notes:]:
-                        self.progress.say(note)
+                    self.progress.notes(self.machine.notes)
                     self.progress.go()
                 advance()
                 step += 1

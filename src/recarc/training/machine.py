@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from recarc.acceleration.bodies import kernel_convolve
 from recarc.errors import InputError
 from recarc.training.copies import foldable
 from recarc.training.distributed import Group
+from recarc.training.faults import first_line
 from recarc.training.method import Method
 
 
@@ -23,6 +25,7 @@ class Switches:
     compile: bool | None = None
     cuda_graph: bool | None = None
     fold: bool | None = None  # batch norm into the convolutions of the attacked copy; needs attack_mode "eval"
+    fuse: bool | None = None  # convolutions of the folded copy with bias, shortcut and ReLU in one kernel
     side_by_side: bool | None = None  # independent members trained at the same time
 
 
@@ -40,6 +43,7 @@ class Machine:
     compile: bool = False
     cuda_graph: bool = False
     fold: bool = False
+    fuse: bool = False
     side_by_side: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -61,12 +65,15 @@ class Machine:
 
     def compiled(self, model: nn.Module) -> nn.Module:
         if self.compile:
-            model.compile(dynamic=False)
+            try:
+                model.compile(dynamic=False)
+            except Exception as error:  # this imports the compiler, and with it whatever is installed for it
+                self.off("compile", first_line(error))
         return model
 
     def state(self) -> dict[str, object]:
         """For the provenance."""
-        names = ("bf16", "channels_last", "compile", "cuda_graph", "fold", "side_by_side")
+        names = ("bf16", "channels_last", "compile", "cuda_graph", "fold", "fuse", "side_by_side")
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         return {"device": name, "processes": self.group.world, "on": [n for n in names if getattr(self, n)]}
 
@@ -86,6 +93,7 @@ def machine_for(device: torch.device, group: Group, wishes: Switches) -> Machine
         compile=pick(wishes.compile, False),
         cuda_graph=pick(wishes.cuda_graph, cuda),
         fold=pick(wishes.fold, cuda),
+        fuse=pick(wishes.fuse, cuda),
         side_by_side=pick(wishes.side_by_side, cuda),
     )
     if machine.cuda_graph and not cuda:
@@ -107,6 +115,13 @@ def fit(machine: Machine, method: Method, model: nn.Module, attack_mode: str, wi
             machine.off("fold", why)
         elif why is not None:
             machine.fold = False
+    if machine.fuse:
+        fusible = machine.fold and machine.bf16 and not machine.compile and machine.device.type == "cuda"
+        if not fusible and wishes.fuse:
+            machine.off("fuse", "it needs a GPU, a folded copy in bfloat16, and no compiler")
+        machine.fuse = fusible
+    if machine.fuse and kernel_convolve() is None:
+        machine.off("fuse", "Triton cannot build the kernels here")
 
 
 def the_device(name: str | torch.device | None) -> torch.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -38,12 +38,19 @@ class Progress:
         self._began, self._steps = time.monotonic(), 0
         self._estimated = False
         self._spoke = 0.0
+        self._noted = 0
 
     def say(self, line: str) -> None:
         if self._terminal is not None:
             self._terminal.write("\r\033[K")
         if self._say is not None:
             self._say(line)
+
+    def notes(self, notes: Sequence[str]) -> None:
+        """Says those of a growing list that were not said before."""
+        for note in notes[self._noted :]:
+            self.say(note)
+        self._noted = len(notes)
 
     def stage(self, label: str, steps: int, epochs: float, ahead: int) -> None:
         """`ahead`: steps of later stages, so that the time left is that of the whole run."""

@@ -160,8 +160,7 @@ class Run:
             f"{len(self.groups)} stage{'s' * (len(self.groups) > 1)} on {self.machine.state()['device']}; on: "
             f"{', '.join(map(str, self.machine.state()['on'])) or 'nothing special'}"  # type: ignore[call-overload]
         )
-        for note in self.machine.notes:
-            self.progress.say(note)
+        self.progress.notes(self.machine.notes)
         if first or step:
             self.progress.say(f"going on from stage {first + 1}, step {step}")
 
