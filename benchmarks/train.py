@@ -40,14 +40,15 @@ from recarc.training.problem import pose
 from recarc.training.progress import Board, Progress
 from recarc.training.run import Run, train
 
-OFF = Switches(False, False, False, False, False, False)
+OFF = Switches(False, False, False, False, False, False, False)
 VARIANTS: dict[str, tuple[Switches, dict[str, Any], int]] = {
     # name: switches, recipe changes, members trained at the same time
     "recarc, everything off": (OFF, {"attack_mode": "train"}, 1),
     "bf16, channels_last": (replace(OFF, bf16=True, channels_last=True), {"attack_mode": "train"}, 1),
     "+ CUDA graph": (Switches(fold=False), {"attack_mode": "train"}, 1),
     "+ attack in evaluation mode": (Switches(fold=False), {"attack_mode": "eval"}, 1),
-    "+ batch norm folded (default)": (Switches(), {"attack_mode": "eval"}, 1),
+    "+ batch norm folded": (Switches(fuse=False), {"attack_mode": "eval"}, 1),
+    "+ convolutions fused (default)": (Switches(), {"attack_mode": "eval"}, 1),
     "default + compile": (Switches(compile=True), {"attack_mode": "eval"}, 1),
     "default, 2 members side by side": (Switches(), {"attack_mode": "eval"}, 2),
     "default, 4 members side by side": (Switches(), {"attack_mode": "eval"}, 4),

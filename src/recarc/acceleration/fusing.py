@@ -65,13 +65,22 @@ class Run(nn.Module):
         self.shortcut, self.convolve, self.dtype = shortcut, convolve, dtype
         self.out_dtype = dtype
         self.strides = [c.stride[0] for c in convolutions]
-        weights = [c.weight.detach().to(dtype) for c in convolutions]
+        self.sources = [(c.weight.detach(), None if c.bias is None else c.bias.detach()) for c in convolutions]
+        weights = [weight.to(dtype) for weight, _ in self.sources]
         self.taps = nn.ParameterList(w.permute(2, 3, 1, 0).contiguous() for w in weights)
         self.taps_back = nn.ParameterList(w.permute(2, 3, 0, 1).contiguous() for w in weights)
         self.biases = nn.ParameterList(
-            torch.zeros_like(c.weight[:, 0, 0, 0]) if c.bias is None else c.bias.detach() for c in convolutions
+            torch.zeros(w.shape[0], device=w.device) if b is None else b.float().clone() for w, b in self.sources
         )
         self.requires_grad_(False)
+
+    def refresh(self) -> None:
+        """Takes over the weights that the convolutions have now."""
+        for (weight, bias), taps, back, own in zip(self.sources, self.taps, self.taps_back, self.biases):
+            taps.copy_(weight.permute(2, 3, 1, 0))
+            back.copy_(weight.permute(2, 3, 0, 1))
+            if bias is not None:
+                own.copy_(bias)
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         x = _laid_out(x, self.dtype)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 128  # pixels a program
+BLOCK, WARPS = 128, 4  # pixels a program, and how many warps share them
 LARGEST = 65504.0  # of float16
 
 
@@ -135,6 +135,7 @@ def convolve(
         BLOCK,
         max(16, triton.next_power_of_2(read)),
         max(16, triton.next_power_of_2(made)),
+        num_warps=WARPS,
     )
     return out
 

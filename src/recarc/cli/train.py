@@ -48,6 +48,9 @@ def train(
     fold: Annotated[
         bool | None, typer.Option("--fold/--no-fold", help="Attack with batch norm folded; on on a GPU.")
     ] = None,
+    fuse: Annotated[
+        bool | None, typer.Option("--fuse/--no-fuse", help="Attack with fused convolutions; on on a GPU.")
+    ] = None,
     side_by_side: Annotated[
         bool | None, typer.Option("--side-by-side/--one-by-one", help="Independent members at the same time.")
     ] = None,
@@ -88,7 +91,7 @@ def train(
             changes=changes,
             arch_options=assignments("--arch-option", "NAME=VALUE", arch_option or []),
             device=None if device == "auto" else device,
-            switches=Switches(bf16, channels_last, compile_, cuda_graph, fold, side_by_side),
+            switches=Switches(bf16, channels_last, compile_, cuda_graph, fold, fuse, side_by_side),
             checkpoint_minutes=checkpoint_minutes,
             confirm=force,
             data_dir=data_dir,

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from recarc.acceleration.bodies import kernel_convolve
+from recarc.acceleration.fusing import Run, fuse_runs
 from recarc.errors import InputError
 from recarc.models.folding import conv_norm_pairs, fold_batch_norm
 
@@ -19,7 +21,7 @@ class Copies:
     Both follow the float32 weights of `master`: what they do not share with it, `refresh` copies.
     """
 
-    def __init__(self, master: nn.Module, *, half: bool, attack_mode: str, fold: bool) -> None:
+    def __init__(self, master: nn.Module, *, half: bool, attack_mode: str, fold: bool, fuse: bool = False) -> None:
         self.master = master
         self._copied: list[tuple[list[Tensor], list[Tensor]]] = []  # (to, from)
         self._folding: _Folding | None = None
@@ -27,7 +29,7 @@ class Copies:
         if attack_mode == "train":
             self.attack = self.train
         elif fold:
-            self._folding = _Folding(master, half)
+            self._folding = _Folding(master, half, fuse)
             self.attack = self._folding.module
         else:
             self.attack = shared_copy(self.train).eval()
@@ -61,7 +63,7 @@ def shared_copy(module: nn.Module, instead: dict[int, nn.Parameter] | None = Non
 class _Folding:
     """An evaluation copy with batch norm folded into the convolutions, kept up to date with the training weights."""
 
-    def __init__(self, master: nn.Module, half: bool) -> None:
+    def __init__(self, master: nn.Module, half: bool, fuse: bool) -> None:
         pairs = conv_norm_pairs(master)
         self.module = fold_batch_norm(master).requires_grad_(False)
         convs = [_conv(master, conv) for conv, _ in pairs]
@@ -78,6 +80,10 @@ class _Folding:
         state, source = self.module.state_dict(keep_vars=True), master.state_dict(keep_vars=True)
         rest = [name for name in state if name not in done]
         self.rest = [state[name].data for name in rest], [source[name].data for name in rest]
+        self.runs: list[Run] = []
+        if fuse:
+            self.module = _fused(self.module)
+            self.runs = [m for m in self.module.modules() if isinstance(m, Run)]
 
     def refresh(self) -> None:
         """w <- w s and b <- (b - mean) s + beta with s = gamma / sqrt(var + eps)."""
@@ -94,6 +100,8 @@ class _Folding:
         torch._foreach_copy_(self.to[1], list(offsets))
         if self.rest[0]:
             torch._foreach_copy_(*self.rest)
+        for run in self.runs:
+            run.refresh()
 
 
 def foldable(module: nn.Module) -> str | None:
@@ -110,15 +118,22 @@ def foldable(module: nn.Module) -> str | None:
     return None
 
 
-def frozen_copy(member: nn.Module, half: bool, fold: bool) -> nn.Module:
+def frozen_copy(member: nn.Module, half: bool, fold: bool, fuse: bool = False) -> nn.Module:
     """An earlier member for attacks through it: evaluation mode, no gradients to weights, folded where possible."""
-    fixed = fold_batch_norm(member) if fold and foldable(member) is None else copy.deepcopy(member)
+    fold = fold and foldable(member) is None
+    fixed = fold_batch_norm(member) if fold else copy.deepcopy(member)
     fixed.requires_grad_(False).eval()
     if half:
         for module in fixed.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.to(torch.bfloat16)
-    return fixed
+    return _fused(fixed) if fold and fuse else fixed
+
+
+def _fused(folded: nn.Module) -> nn.Module:
+    convolve = kernel_convolve()
+    assert convolve is not None  # Machine.fuse says so
+    return fuse_runs(folded, convolve, torch.bfloat16)
 
 
 @contextmanager

@@ -51,12 +51,15 @@ class Lane:
             for master in self.masters:
                 share_batch_norm(master)
         self.copies = [
-            Copies(m, half=machine.bf16, attack_mode=recipe.attack_mode, fold=machine.fold) for m in self.masters
+            Copies(m, half=machine.bf16, attack_mode=recipe.attack_mode, fold=machine.fold, fuse=machine.fuse)
+            for m in self.masters
         ]
         for c in self.copies:
             for module in {id(m): m for m in (c.train, c.attack)}.values():
                 machine.compiled(module)
-        others = [machine.compiled(frozen_copy(machine.place(f), machine.bf16, machine.fold)) for f in fixed]
+        others = [
+            machine.compiled(frozen_copy(machine.place(f), machine.bf16, machine.fold, machine.fuse)) for f in fixed
+        ]
         self._make_tensors(data)
         device = machine.device
         self.generator = torch.Generator(device).manual_seed(seed)
