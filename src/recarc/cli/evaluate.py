@@ -39,7 +39,9 @@ def evaluate(
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on with a run that is there.")] = True,
     save_inputs: Annotated[bool, typer.Option("--save-inputs", help="Keep the adversarial inputs (float32).")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    precision: Annotated[str, typer.Option(help="Of the attack: float32, float64, tf32, float16 (GPU), bfloat16.")] = "float32",
+    precision: Annotated[
+        str, typer.Option(help="Of the attack: float32, float64, tf32, float16 (GPU), bfloat16.")
+    ] = "float32",
     batch_size: Annotated[str, typer.Option(help="Samples at a time; auto halves it when memory runs out.")] = "auto",
     shard_size: Annotated[str, typer.Option(help="Samples a file of records; what a kill can lose.")] = "auto",
     trust_code: Annotated[bool, typer.Option("--trust-code", help="Load members made by importable code.")] = False,
