@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from recarc.models.registry import build
 from recarc.training import Switches, recipe_for
 from recarc.training.batches import Augmentation, epoch_order, split
 from recarc.training.copies import Copies, foldable, frozen_copy
+from recarc.training.machine import Machine, fit
 from recarc.training.methods import method_named
 from recarc.training.optimizer import SGD, Adam, Average
 from recarc.training.recipes import Recipe
@@ -213,6 +215,15 @@ def test_what_cannot_be_used_is_said_and_training_goes_on(when: str, monkeypatch
     assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("method", ["at", "trs", "dverge"])
+def test_methods_that_look_inside_members_get_them_whole(method: str) -> None:
+    machine = Machine(CPU, bf16=True, fold=True, fuse=True)
+    fit(machine, method_named(method), build("resnet20", 10), "eval", Switches(fold=True))
+    told = f"fold is off: {method} looks inside the members it attacks"
+    assert (machine.fold, machine.notes) == ((True, []) if method == "at" else (False, [told]))
+    assert not machine.fuse
+
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
@@ -231,7 +242,7 @@ def test_the_fast_path_on_a_gpu() -> None:
     settings: dict[str, Any] = {"epochs": 2, "arch_options": {"width": 8, "batch_norm": True}, "device": "cuda"}
     lines: list[str] = []
     fast = small("iat", members=2, say=lines.append, **settings)
-    off = Switches(False, False, False, False, False, False, False)
+    off = Switches(**{switch.name: False for switch in fields(Switches)})
     plain = small("iat", members=2, switches=off, **settings)
     assert not any("is off" in line for line in lines), lines
     x, y = (t.cuda() for t in load("digits", "test").tensors())

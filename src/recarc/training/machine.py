@@ -110,7 +110,9 @@ def fit(machine: Machine, method: Method, model: nn.Module, attack_mode: str, wi
     if machine.cuda_graph and not method.capturable:
         machine.off("cuda_graph", f"{method.name} decides in Python during a step")
     if machine.fold:
-        why = foldable(model) if attack_mode == "eval" else "the attack runs in training mode (attack_mode 'train')"
+        why = "the attack runs in training mode (attack_mode 'train')" if attack_mode != "eval" else foldable(model)
+        if method.looks_inside:
+            why = f"{method.name} looks inside the members it attacks"
         if why is not None and wishes.fold:
             machine.off("fold", why)
         elif why is not None:

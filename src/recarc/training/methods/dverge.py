@@ -32,6 +32,7 @@ class DVERGE(Method):
     least = 2
     needs_ball = False
     capturable = False  # the layer is drawn in Python
+    looks_inside = True
 
     def plan(self, members: int, given: int) -> list[list[Stage]]:
         baseline = [Stage((i,), method=Natural()) for i in range(given, members)]

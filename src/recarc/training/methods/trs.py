@@ -28,6 +28,7 @@ class TRS(Method):
     members = 3
     least = 2
     needs_ball = False
+    looks_inside = True  # the search differentiates gradients
 
     def plan(self, members: int, given: int) -> list[list[Stage]]:
         return together(members, given)
