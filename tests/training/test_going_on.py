@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 from small_training import small
+from torch.nn.utils import parameters_to_vector
 
-from recarc import InputError
+from recarc import InputError, RandomizedEnsemble
 from recarc.models.store import load_ensemble
 from recarc.training import Interrupted
 from recarc.training.checkpoint import STATE
@@ -67,6 +68,7 @@ def test_kill_9_and_the_same_command_ends_with_the_same_weights(tmp_path: Path) 
         assert (out / name).read_bytes() == (undisturbed / name).read_bytes()
     made = [json.loads((folder / "ensemble.json").read_text())["made_by"] for folder in (out, undisturbed)]
     assert made[0]["curve"] == made[1]["curve"]
+    assert made[0]["commit"] is None or len(made[0]["commit"]) == 40
     assert made[0]["recipe"]["epochs"] == 1.5 and made[0]["seed"] == 0 and len(made[0]["fingerprint"]) == 64
     assert load_ensemble(out).alpha.tolist() == pytest.approx([0.9, 0.1])
 
@@ -96,6 +98,27 @@ def test_stopped_at_any_step_a_run_goes_on_exactly(tmp_path: Path, method: str, 
     for one, other in zip(undisturbed.members, again.members):
         for a, b in zip(one.parameters(), other.parameters()):  # type: ignore[union-attr]
             assert torch.equal(a, b)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("method", ["at", "free"])
+def test_on_a_gpu_a_run_goes_on_to_nearly_the_same_end(tmp_path: Path, method: str, monkeypatch: Any) -> None:
+    """The differences are those between two runs of the same command: the order of sums."""
+    from recarc.training.loop import Loop
+
+    settings = {**SETTINGS, "epochs": 1, "device": "cuda"}
+    undisturbed, again = (parameters(small(method, **settings)) for _ in range(2))
+    between = Loop._between
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Loop, "_between", lambda self, step, stopped: between(self, step, step == 7))
+        small(method, out=tmp_path / "run", **settings)
+    gone_on = parameters(small(method, out=tmp_path / "run", **settings))
+    noise = float((again - undisturbed).norm() / undisturbed.norm())
+    assert float((gone_on - undisturbed).norm() / undisturbed.norm()) < max(0.02, 3 * noise)
+
+
+def parameters(ensemble: RandomizedEnsemble) -> torch.Tensor:
+    return parameters_to_vector(ensemble.members[0].parameters()).detach()  # type: ignore[union-attr]
 
 
 def test_a_finished_folder_is_not_overwritten(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from small_training import small
 
 from recarc.training.progress import duration
@@ -51,6 +52,22 @@ def test_tensorboard_gets_every_curve(tmp_path: Path, monkeypatch: Any) -> None:
         ("member 1/validation/clean", 20),
         ("member 1/validation/attacked", 20),
     ]
+
+
+def test_the_epoch_that_validates_best_is_kept(monkeypatch: Any) -> None:
+    """The robust accuracy decides, then the clean one, then who was trained longer."""
+    scores = iter([(0.3, 0.9), (0.5, 0.7), (0.5, 0.8), (0.5, 0.8), (0.4, 0.9), (0.5, 0.7)])
+
+    def validate(*_: Any) -> dict[str, float]:
+        attacked, clean = next(scores)
+        return {"clean": clean, "attacked": attacked}
+
+    changes = {"validate_every": 1, "schedule": "constant"}
+    fourth = small("natural", epochs=4, changes={**changes, "validate_every": 4})
+    monkeypatch.setattr("recarc.training.loop.validate", validate)
+    chosen = small("natural", epochs=6, changes=changes)
+    for a, b in zip(chosen.members[0].parameters(), fourth.members[0].parameters()):  # type: ignore[union-attr]
+        assert torch.equal(a, b)
 
 
 def test_a_run_with_patience_stops_early() -> None:
