@@ -6,7 +6,7 @@ after the others, so that a machine that slows down shows. Hardware and versions
 try its algorithms for all rows, the plain loop included; the time from nothing to the first step is given for each.
 
     python benchmarks/train.py --arch resnet20 --device cuda --data cifar10 --accuracy-epochs 3 --json speed-train.json
-    python benchmarks/train.py --arch resnet20 --device cuda --data cifar10 --variants folded,members \
+    python benchmarks/train.py --arch resnet20 --device cuda --data cifar10 --variants fused,members \
         --blocks 5 --steps 12 --accuracy-epochs 1 --test-images 5000        # about a minute
     python benchmarks/train.py --tiny          # made-up images and a small net, for a look at the output on a CPU
 """
