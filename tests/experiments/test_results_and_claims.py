@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,12 @@ def test_claims_follow_the_figures(number: int, measured: dict[str, ItemResult],
     assert "n = 100" in judged.evidence
     assert all(j.verdict == "not measured yet" for j in judge({}))
     assert len(judge({})) == len(CLAIMS)
+
+
+def test_a_claim_names_the_training_and_counts_an_ensemble_once() -> None:
+    same = replace(row("a", APGD=56, ARC=37), ensemble="zoo:a", recipe="fast, 10 epochs")
+    judged = judge({**one("table1", same), **one("table2", replace(same, row="b"))})[0]
+    assert "over 1 ensembles" in judged.evidence and "(n = 100, fast, 10 epochs)" in judged.evidence
 
 
 def test_the_page_holds_tables_pictures_and_what_is_missing(tmp_path: Path) -> None:

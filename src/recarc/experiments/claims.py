@@ -37,8 +37,13 @@ def _rows(results: Results, *items: str) -> Iterator[RowResult]:
 
 
 def _both(rows: Iterator[RowResult], one: str, other: str) -> list[tuple[RowResult, Figure, Figure]]:
-    found = [(row, row.figure(one), row.figure(other)) for row in rows]
-    return [(row, a, b) for row, a, b in found if a is not None and b is not None]
+    """Rows with both columns; an ensemble that stands in two tables with the same figures counts once."""
+    unique: dict[tuple[object, ...], tuple[RowResult, Figure, Figure]] = {}
+    for row in rows:
+        a, b = row.figure(one), row.figure(other)
+        if a is not None and b is not None:
+            unique.setdefault((row.ensemble or row.row, row.norm, a.measured, b.measured), (row, a, b))
+    return list(unique.values())
 
 
 def _named(pairs: list[tuple[RowResult, Figure, Figure]], form: str) -> str:
@@ -71,7 +76,7 @@ def _below_at(results: Results) -> Found:
 
 def _alpha_one(results: Results) -> Found:
     curves = [
-        (f"{row.norm} {row.row}", _basis(row), row.curve("ARC"))
+        (row.row if row.norm in row.row else f"{row.norm} {row.row}", _basis(row), row.curve("ARC"))
         for row in _rows(results, "figure3", "figure7", "figure6")
         if row.axis == "alpha" and row.curve("ARC")
     ]
