@@ -198,7 +198,7 @@ def test_captured_members_find_the_same(precision: str) -> None:
     x = points(300, 2, 4, 4, dtype=torch.float32).cuda()
     y, ball = labels_of(ensemble, x), Ball("linf", 0.06)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", message="running without")
         fast = accelerate(ensemble, precision, graphs=True, tile=64)
         found = ensemble.expected_accuracy(ARC(steps=5)(fast, x, y, ball), y)
     expected = ensemble.expected_accuracy(ARC(steps=5)(ensemble, x, y, ball), y)
@@ -226,3 +226,16 @@ def test_float16_keeps_the_gradient_of_a_loss_that_is_nearly_zero() -> None:
         (g,) = torch.autograd.grad((1e-9 * net(u)).sum(), u)
         gradients.append(g / g.flatten(1).norm(dim=1)[:, None, None, None])
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0.05, atol=0.01)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_captured_member_that_ran_again_still_gives_its_earlier_gradient() -> None:
+    member = convolutional(0).cuda()
+    x = points(100, 2, 4, 4, dtype=torch.float32).cuda()
+    fast = accelerate(member, "float32", graphs=True, tile=64).members[0]
+    u, v = x.clone().requires_grad_(), x.clone().requires_grad_()
+    logits = fast(u)
+    fast(x.flip(0).requires_grad_())
+    (found,) = torch.autograd.grad(logits[:, 1].sum(), u)
+    (expected,) = torch.autograd.grad(member(v)[:, 1].sum(), v)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)

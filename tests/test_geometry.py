@@ -11,7 +11,7 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from recarc import Ball, InputError, Norm
-from recarc.geometry import per_sample
+from recarc.geometry import per_sample, running_total, total
 from tiny import points
 
 P = [1, 1.5, 2, 3, 7.3, math.inf]
@@ -367,3 +367,17 @@ def test_eps_of_another_batch() -> None:
 
 def test_per_sample_broadcasts() -> None:
     assert per_sample(torch.ones(3), torch.zeros(3, 2, 2)).shape == (3, 1, 1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 3072])
+def test_sums_of_samples_on_every_device(count: int) -> None:
+    """The halving that CUDA takes is plain arithmetic: tried on the CPU by a tensor that claims to be on a GPU."""
+
+    class Claims(torch.Tensor):
+        is_cuda = True
+
+    v = points(5, count)
+    claimed = v.as_subclass(Claims)
+    torch.testing.assert_close(total(claimed).as_subclass(torch.Tensor), v.sum(1))
+    torch.testing.assert_close(running_total(claimed).as_subclass(torch.Tensor), v.cumsum(1))
+    assert torch.equal(total(claimed[:2]), total(claimed)[:2])

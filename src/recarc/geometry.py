@@ -23,6 +23,34 @@ def per_sample(value: Tensor, like: Tensor) -> Tensor:
     return value.reshape(-1, *([1] * (like.dim() - 1)))
 
 
+def total(v: Tensor) -> Tensor:
+    """The sum of each sample, (B,), added in an order that does not depend on how many samples there are.
+
+    CUDA's own sums choose their order by the shape, which would let a sample's figures depend on its batch.
+    """
+    v = v.flatten(1)
+    if not v.is_cuda:
+        return v.sum(1)
+    while v.shape[1] > 1:
+        half, odd = divmod(v.shape[1], 2)
+        halves = v[:, :half] + v[:, half : 2 * half]
+        if odd:
+            halves[:, 0] += v[:, -1]
+        v = halves
+    return v[:, 0] if v.shape[1] else v.sum(1)
+
+
+def running_total(v: Tensor) -> Tensor:
+    """The sums over the first 1, 2, ... values of each sample, (B, n), likewise."""
+    if not v.is_cuda:
+        return v.cumsum(1)
+    step = 1
+    while step < v.shape[1]:
+        v = torch.cat([v[:, :step], v[:, step:] + v[:, :-step]], dim=1)
+        step *= 2
+    return v
+
+
 def working_dtype(x: Tensor) -> torch.dtype:
     """The precision perturbations are kept in: float32, or float64 where the input is."""
     return torch.promote_types(x.dtype, torch.float32)
@@ -70,8 +98,8 @@ class Norm:
             return d.reshape(w.shape)
         scale = flat.abs().amax(1, keepdim=True)
         r = flat.abs() / torch.where(scale > 0, scale, 1)  # in [0, 1]: no overflow, no underflow of the sum
-        total = r.pow(self.q).sum(1, keepdim=True)
-        d = r.pow(self.q - 1) * flat.sign() / torch.where(total > 0, total, 1).pow((self.q - 1) / self.q)
+        length = total(r.pow(self.q))[:, None]
+        d = r.pow(self.q - 1) * flat.sign() / torch.where(length > 0, length, 1).pow((self.q - 1) / self.q)
         return d.reshape(w.shape)
 
     def distance(self, w: Tensor, h: Tensor) -> Tensor:
@@ -101,11 +129,13 @@ def _vector_norm(v: Tensor, p: float) -> Tensor:
     flat = v.to(working_dtype(v)).flatten(1)
     if flat.shape[1] == 0:
         return flat.new_zeros(flat.shape[0])
-    if math.isinf(p) or p == 1:
-        return torch.linalg.vector_norm(flat, p, dim=1)
-    scale = flat.abs().amax(1, keepdim=True)
-    r = flat / torch.where(scale > 0, scale, 1)
-    return torch.linalg.vector_norm(r, p, dim=1) * scale[:, 0]
+    sizes = flat.abs()
+    if p == 1:
+        return total(sizes)
+    scale = sizes.amax(1)
+    if math.isinf(p):
+        return scale
+    return total((sizes / torch.where(scale > 0, scale, 1)[:, None]).pow(p)).pow(1 / p) * scale
 
 
 @dataclass(frozen=True)
@@ -222,7 +252,7 @@ def _project_l1(delta: Tensor, eps: Tensor) -> Tensor:
     flat = delta.flatten(1)
     sizes = flat.abs()
     ordered, _ = sizes.sort(dim=1, descending=True)
-    excess = ordered.cumsum(1) - eps[:, None]
+    excess = running_total(ordered) - eps[:, None]
     count = torch.arange(1, flat.shape[1] + 1, device=flat.device, dtype=flat.dtype)
     last = (ordered * count > excess).sum(1, keepdim=True).clamp(min=1)
     theta = (excess.gather(1, last - 1) / last).clamp(min=0)
@@ -240,7 +270,7 @@ def _uniform_in_unit_ball(keys: Tensor, dim: int, p: float) -> Tensor:
         return 2 * u - 1
     power = _gamma_quantile(u, 1 / p)
     e = -uniform(keys, 1, stream=2).log()
-    return sign * (power / (power.sum(1, keepdim=True) + e)).pow(1 / p)
+    return sign * (power / (total(power)[:, None] + e)).pow(1 / p)
 
 
 def _gamma_quantile(u: Tensor, shape: float) -> Tensor:

@@ -104,7 +104,7 @@ class Run(nn.Module):
 
     def pull_back(self, gradient: Tensor, values: list[Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Gradients of the input and of what was added."""
-        gradient = _laid_out(torch.where(values[-1] > 0, gradient, 0), self.dtype)
+        gradient = _laid_out(torch.ops.aten.threshold_backward(gradient, values[-1], 0), self.dtype)
         added = gradient
         for k in reversed(range(len(values))):
             gradient = self.convolve(

@@ -7,8 +7,6 @@ products over the taps; neighbouring taps read neighbouring memory, so all but t
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -19,14 +17,14 @@ LARGEST = 65504.0  # of float16
 
 
 @triton.jit
-def _taps(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    add: Any,
-    mask: Any,
-    out: Any,
-    pixels: Any,
+def _taps(  # type: ignore[no-untyped-def]
+    x,
+    weight,
+    bias,
+    add,
+    mask,
+    out,
+    pixels,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     OUT_HEIGHT: tl.constexpr,
@@ -44,7 +42,7 @@ def _taps(
     BLOCK: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
-) -> None:
+):
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = pixel % OUT_WIDTH
     row = (pixel // OUT_WIDTH) % OUT_HEIGHT

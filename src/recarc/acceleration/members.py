@@ -21,8 +21,8 @@ from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble
 from recarc.errors import InputError, unknown
 
 TILE = {"cuda": 1024, "cpu": 256}  # images at once: fills an H200, and a layer's activations stay in its cache
-FUSED_PIXELS = 8192 * 32 * 32  # of a tile on a GPU where every convolution is fused: some hundred launches a pass
-STEPS_OF_TILE = 4  # the last tile is padded to a multiple of a quarter, so that few sizes occur
+SMALL_TILE = 32  # captured tiles have 32, 64, ... images
+STEPS_OF_TILE = 4  # other tiles are padded to a multiple of a quarter on a GPU, so that few sizes occur
 WORTH_COMPILING = {"cuda": 20_000_000, "cpu": 50_000}  # images through a member, above which a minute pays off
 
 
@@ -32,7 +32,7 @@ class Settings:
 
     precision: str = "float32"
     compile: bool = False
-    graphs: bool = False
+    graphs: bool | None = None
     tile: int | None = None
     one_size: bool = False
     pad: bool = False
@@ -49,7 +49,7 @@ def accelerate(
     precision: str = "float32",
     *,
     compile: bool | None = None,
-    graphs: bool = False,
+    graphs: bool | None = None,
     tile: int | None = None,
     one_size: bool = False,
     pad: bool = False,
@@ -59,9 +59,10 @@ def accelerate(
 
     "float16" rounds like TF32 (10 bits) in half the memory, on a GPU with kernels of our own for few channels.
     `compile`: None decides by `work`, the number of images that will pass through each member. `graphs` captures
-    each tile as CUDA graphs (small tiles only). With `one_size` every tile is padded to the full size, so that a
-    sample's figures do not depend on the rest of its batch. `pad` fills the channels of images up to what matrix
-    units are made for. Callables that are no modules are used as they are.
+    each tile as CUDA graphs; None: where every convolution is fused, so that a size costs little to capture. With
+    `one_size` every tile is padded to the full size, so that a sample's figures do not depend on the rest of its
+    batch. `pad` fills the channels of images up to what matrix units are made for. Callables that are no modules are
+    used as they are.
     """
     ensemble = as_ensemble(ensemble)
     device = ensemble.device_of_members() or torch.device("cpu")
@@ -71,7 +72,7 @@ def accelerate(
     settings = Settings(
         precision,
         compile=work >= WORTH_COMPILING[kind] if compile is None else compile,
-        graphs=graphs and kind == "cuda",
+        graphs=graphs if kind == "cuda" else False,
         tile=tile,
         one_size=one_size,
         pad=pad,
@@ -87,8 +88,7 @@ def accelerate(
 class FastMember(nn.Module):
     """One member with its batch norms folded; logits and input gradients in the dtype of the input.
 
-    Gradients flow to the input only. They may be taken several times, but on a captured member not after its next
-    forward pass.
+    Gradients flow to the input only, and may be taken several times.
     """
 
     def __init__(self, member: nn.Module, settings: Settings) -> None:
@@ -104,7 +104,7 @@ class FastMember(nn.Module):
         self._score_call = Call(self.score, scoring, settings.compile)
         self.any_size = any_size(self.search)
         self._slots: dict[tuple[Any, ...], Slot] = {}
-        self.capturing = settings.graphs
+        self.capturing = self.any_size if settings.graphs is None else settings.graphs
         self.ticket = 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -117,22 +117,22 @@ class FastMember(nn.Module):
         return tiles[0] if len(tiles) == 1 else torch.cat(tiles)
 
     def _tile(self, x: Tensor) -> int:
-        if self.settings.tile is not None:
-            return self.settings.tile
-        if self.any_size and not self.capturing:
-            return max(1, FUSED_PIXELS // x[0, 0].numel())
-        return TILE.get(x.device.type, TILE["cpu"])
+        return self.settings.tile or TILE.get(x.device.type, TILE["cpu"])
 
     def _parts(self, x: Tensor) -> list[tuple[int, Tensor]]:
         return list(enumerate(x.split(self._tile(x))))
 
     def _padded(self, part: Tensor) -> Tensor:
         """Filled up to one of few sizes: CUDA libraries choose, and graphs fix, their kernels by size."""
-        unit = self._tile(part)
-        if not self.settings.one_size:
-            choosy = part.device.type == "cuda" and (self.capturing or not self.any_size)
-            unit = max(1, unit // STEPS_OF_TILE) if choosy else 1
-        missing = -len(part) % unit
+        tile = self._tile(part)
+        if self.settings.one_size:
+            missing = tile - len(part)
+        elif self.capturing:
+            missing = min(tile, max(SMALL_TILE, 1 << (len(part) - 1).bit_length())) - len(part)
+        elif part.device.type == "cuda" and not self.any_size:
+            missing = -len(part) % max(1, tile // STEPS_OF_TILE)
+        else:
+            missing = 0
         part = part.to(self.dtype)
         return torch.cat([part, part[:1].expand(missing, *part.shape[1:])]) if missing else part
 
@@ -185,8 +185,10 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        if ctx.member.capturing and ctx.ticket != ctx.member.ticket:
-            raise RuntimeError("a captured member was run again before its gradient was taken; use graphs=False")
+        if ctx.member.capturing and ctx.ticket != ctx.member.ticket:  # run again since, over the same buffers
+            ctx.member.ticket += 1
+            ctx.ticket = ctx.member.ticket
+            ctx.tiles = [ctx.member.differentiable(part, place) for place, part in ctx.member._parts(ctx.like)]
         result = torch.empty_like(ctx.like)
         for tile, part, place in zip(ctx.tiles, gradient.split(ctx.sizes), result.split(ctx.sizes)):
             place.copy_(tile.pull_back(part)[: len(part)])

@@ -12,7 +12,7 @@ from recarc.attacks.base import Attack, check_at_least, check_count
 from recarc.attacks.pgd import check_member, member_of
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
-from recarc.geometry import Ball, per_sample, working_dtype
+from recarc.geometry import Ball, per_sample, total, working_dtype
 from recarc.losses import margin
 
 TANH_INSIDE = 1 - 1e-6  # arctanh of the box's edge is infinite
@@ -72,7 +72,7 @@ class CarliniWagner(Attack):
         for _ in range(self.search_steps):
             success = torch.zeros_like(c, dtype=torch.bool)
             for u, raw in self._descend(ensemble, wide, y, c, ball, x.dtype):
-                length = (u - wide).flatten(1).norm(dim=1)
+                length = total((u - wide).square()).sqrt()
                 fools = (raw <= -self.kappa) & (raw < 0)
                 success |= fools
                 better = fools & (length < shortest)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recarc.ensemble import Member
-from recarc.geometry import Norm, per_sample, working_dtype
+from recarc.geometry import Norm, per_sample, total, working_dtype
 
 
 class Plane(NamedTuple):
@@ -20,7 +20,7 @@ class Plane(NamedTuple):
 
     def along(self, v: Tensor) -> Tensor:
         """<w, v> per sample."""
-        return (self.w * v).flatten(1).sum(1)
+        return total(self.w * v)
 
 
 def nearest_plane(
@@ -48,7 +48,7 @@ def nearest_plane(
             zeta = norm.distance(w, h[:, j].detach())
             distance = zeta
             if offset is not None:
-                distance = norm.distance(w, h[:, j].detach() - (w * offset).flatten(1).sum(1))
+                distance = norm.distance(w, h[:, j].detach() - total(w * offset))
             closer = distance < nearest
             nearest = torch.where(closer, distance, nearest)
             zeta_best = torch.where(closer, zeta, zeta_best)
