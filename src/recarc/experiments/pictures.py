@@ -12,8 +12,9 @@ from torch import Tensor
 from recarc.attacks import Attack
 from recarc.data.imageset import ImageSet
 from recarc.ensemble import RandomizedEnsemble
-from recarc.experiments.results import Figure, RowResult, commit, now
+from recarc.experiments.results import Figure, RowResult, now
 from recarc.geometry import Ball
+from recarc.provenance import commit
 from recarc.report.plane import THREE, TWO, Plane, solved, write_plane
 
 

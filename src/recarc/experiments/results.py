@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -143,20 +141,6 @@ def check_replaceable(folder: Path, item: str, rows: list[str], images: dict[str
 
 def now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def commit() -> str | None:
-    """The commit of this code; where it is no checkout, what RECARC_COMMIT says."""
-    here = Path(__file__).resolve().parent
-    try:
-        tracked = subprocess.run(
-            ["git", "ls-files", "results.py"], cwd=here, capture_output=True, text=True, timeout=10
-        )
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return os.environ.get("RECARC_COMMIT")
-    known = found.stdout.strip() if tracked.stdout.strip() and found.returncode == 0 else ""
-    return known or os.environ.get("RECARC_COMMIT")
 
 
 def _row(told: dict[str, Any]) -> RowResult:

@@ -27,6 +27,7 @@ from recarc.experiments.recipe import Alpha, Item, Measurement, Reading, Row
 from recarc.experiments.results import Figure, ItemResult, RowResult
 from recarc.experiments.workshop import Found, Workshop
 from recarc.geometry import Ball
+from recarc.provenance import commit
 
 FEW = 16
 HEAVY = 100  # million multiply-adds
@@ -93,7 +94,7 @@ class Reproduction:
             attacks=attacks,
             seconds=round(sum(spent.values()), 1),
             command=self.command(row),
-            commit=results.commit(),
+            commit=commit(),
             hardware=environment(shop.device)["hardware"],
             date=results.now(),
         )

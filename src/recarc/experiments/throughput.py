@@ -17,6 +17,7 @@ from recarc.experiments.recipe import Row
 from recarc.experiments.results import Figure, ItemResult, RowResult
 from recarc.experiments.tables import TABLES
 from recarc.models.registry import build
+from recarc.provenance import commit
 
 NETS = {  # row: architecture, image size, classes, options, batch
     "resnet20-32": ("resnet20", 32, 10, {}, 512),
@@ -45,7 +46,7 @@ def measure(row: str, device: torch.device, command: str, batches: int = 10, tin
         data="random pixels",
         ensemble=f"one {arch} at {size} x {size}",
         command=command,
-        commit=results.commit(),
+        commit=commit(),
         hardware=environment(device)["hardware"],
         date=results.now(),
     )

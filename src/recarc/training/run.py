@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
 from recarc.geometry import Norm
 from recarc.models.store import save_ensemble
+from recarc.provenance import commit
 from recarc.training.batches import Augmentation, split
 from recarc.training.checkpoint import RunFolder, lanes_state, load_lanes, random_state, set_random_state
 from recarc.training.distributed import check_batch, join, local_device
@@ -268,14 +268,3 @@ class Run:
 
 def states(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
-
-
-def commit() -> str | None:
-    """The commit this code was run from, if it is a checkout."""
-    here = Path(__file__).resolve().parent
-    try:
-        tracked = subprocess.run(["git", "ls-files", "run.py"], cwd=here, capture_output=True, text=True, timeout=10)
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip() or None if tracked.stdout.strip() and found.returncode == 0 else None
