@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ import baseline
 import peers
 import torch
 from common import (
+    HALVES,
     Ceilings,
     Passes,
     ceilings,
@@ -44,7 +44,6 @@ from torch import Tensor, nn
 from recarc import ARC, PGD, AdaptivePGD, Ball, RandomizedEnsemble
 from recarc.acceleration import accelerate
 from recarc.attacks import AutoPGD, Tight
-from recarc.attacks.linearize import nearest_plane
 
 GROUPS = ("arc", "adaptive_pgd", "pgd", "tight", "autopgd")
 ROWS = "{:<13} {:<32} {:>9} {:>15} {:>7} {:>8} {:>10} {:>10} {:>8} {:>7} {:>7}"
@@ -126,7 +125,7 @@ class Bench:
         took = median(times)
         images_a_second = (passes.forward + passes.backward) / took
         ceiling = self.limits.flops.get(precision)
-        width = 2 if precision == "bfloat16" else 4
+        width = 2 if precision in HALVES else 4
         counts = passes.forward > 0
         self.rows.append(
             Row(
@@ -214,7 +213,7 @@ def adaptive_pgd(b: Bench) -> None:
     p, eps, steps = b.ball.norm.p, float(b.ball.eps), b.args.steps
     for size in sorted({b.args.batch, b.args.chunk}):
         loop = b.in_batches(lambda e, u, v: baseline.adaptive_pgd(e.members, e.alpha, u, v, p, eps, steps), size)
-        b.measure("adaptive_pgd", f"plain loop, batch {size}", loop)
+        b.measure("adaptive_pgd", f"plain loop, batch {size}", loop, repeats=b.args.baseline_repeats)
     for precision in b.args.precisions:
         b.measure(
             "adaptive_pgd", f"AdaptivePGD {precision}", b.ours(AdaptivePGD(steps=steps)), b.fast(precision), precision
@@ -245,46 +244,8 @@ def autopgd(b: Bench) -> None:
 
 
 def tight(b: Bench) -> None:
-    for precision in b.args.precisions:
-        b.measure("tight", f"Tight standard {precision}", b.ours(Tight()), b.fast(precision), precision, repeats=1)
-
-
-def tuned(b: Bench) -> dict[str, Any]:
-    """The fastest way to run members on this machine, by the time of one linearisation with three planes."""
-    plain: dict[str, Any] = {"compile": False, "graphs": False, "tile": 2048, "pad": False}
-    compiled = plain | {"compile": True}
-    choices = [plain, plain | {"pad": True}, plain | {"graphs": True, "tile": 512}]
-    if b.args.compile:
-        choices += [compiled, compiled | {"pad": True}, compiled | {"pad": True, "graphs": True, "tile": 512}]
-        choices += [compiled | {"graphs": True, "tile": 1024}]
-    precision, count = b.args.precisions[-1], min(4096, len(b.x))
-    x = b.x[:count]
-    best, fastest = plain, float("inf")
-    for choice in choices:
-        try:
-            with warnings.catch_warnings(record=True) as warned:
-                warnings.simplefilter("always")
-                fast = accelerate(RandomizedEnsemble(b.ensemble.members[:1]), precision, **choice)
-
-                def work(member: Any = fast.members[0]) -> None:
-                    nearest_plane(member, x, b.ball.norm, label=None, planes=3)
-                    with torch.no_grad():
-                        member(x), member(x)
-
-                start = time.monotonic()
-                work()
-                wait(b.device)
-                ready = time.monotonic() - start
-                took = min(timed(work, b.device)[0] for _ in range(3))
-        except Exception as error:
-            print(f"  {choice}: {type(error).__name__}: {str(error)[:200]}", flush=True)
-            continue
-        said = "; ".join(sorted({str(w.message)[:120] for w in warned}))
-        print(f"  {choice}: {1000 * took:.1f} ms for {count} images, ready after {ready:.0f} s  {said}", flush=True)
-        if took < fastest:
-            best, fastest = choice, took
-        del fast, work
-    return best
+    best = b.args.precisions[-1]
+    b.measure("tight", f"Tight standard {best}", b.ours(Tight()), b.fast(best), best)
 
 
 def activations(member: nn.Module, x: Tensor) -> float:
@@ -362,8 +323,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--chunk", type=int, default=None, help="images that our attacks get at once")
     parser.add_argument("--precisions", nargs="+", default=None)
     parser.add_argument("--only", default=",".join(GROUPS))
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None, help="default: on CUDA")
-    parser.add_argument("--tune", action=argparse.BooleanOptionalAction, default=None, help="default: on CUDA")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the members")
     parser.add_argument("--train-steps", type=int, default=200)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--budget", type=float, default=480, help="seconds after which no further row is started")
@@ -372,9 +332,7 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     cuda = args.device.startswith("cuda")
     args.eps = args.eps or (8 / 255 if args.norm == "linf" else 128 / 255)
-    args.compile = cuda if args.compile is None else args.compile
-    args.tune = cuda if args.tune is None else args.tune
-    args.precisions = args.precisions or (["tf32", "bfloat16"] if cuda else ["float32"])
+    args.precisions = args.precisions or (["tf32", "float16"] if cuda else ["float32"])
     args.chunk = min(args.chunk or 10_000, args.images)
     args.peer_batch = args.peer_batch or args.chunk
     return args
@@ -404,8 +362,6 @@ def main() -> None:
         rows=[],
     )
     print(f"{hardware(device)}; {name}, M = {len(ensemble)}; {len(x)} images, K = {args.steps}, {b.ball}", flush=True)
-    if args.tune:
-        b.settings = tuned(b)
     reference = one_pass(b)
     groups = {"arc": arc, "adaptive_pgd": adaptive_pgd, "pgd": pgd, "autopgd": autopgd, "tight": tight}
     earlier = recorded(args.json) if args.json is not None else []

@@ -25,6 +25,7 @@ from recarc import RandomizedEnsemble
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "speed.json"
+HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass
@@ -155,10 +156,10 @@ class Ceilings:
 def ceilings(device: torch.device) -> Ceilings:
     n, m = (8192, 2**30) if device.type == "cuda" else (1024, 2**25)
     flops = {}
-    for precision in ("float32", "tf32", "bfloat16"):
-        if device.type != "cuda" and (precision == "tf32" or not _fast_on_cpu(precision)):
+    for precision in ("float32", "tf32", "float16", "bfloat16"):
+        if device.type != "cuda" and (precision in ("tf32", "float16") or not _fast_on_cpu(precision)):
             continue
-        a = torch.randn(n, n, device=device, dtype=torch.bfloat16 if precision == "bfloat16" else torch.float32)
+        a = torch.randn(n, n, device=device, dtype=HALVES.get(precision, torch.float32))
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         try:

@@ -4,7 +4,7 @@ Nothing is fooled here (the ball is tiny), so every image stays in to the end: f
 Prints seconds and the fitted exponent of each axis; `--json` keeps them; `--render` writes docs/performance.md and
 its plots from the results file alone.
 
-    python benchmarks/scaling.py --device cuda --precision bfloat16 --json results/speed.json
+    python benchmarks/scaling.py --device cuda --json results/speed.json
     python benchmarks/scaling.py --render
 """
 
@@ -56,7 +56,7 @@ def arc_seconds(
     """Median seconds of one iteration of ARC on `count` images, accelerated, after a warm-up."""
     device = torch.device(args.device)
     ensemble, x, y = problem(members, classes, size, count or args.images, arch, device)
-    fast = accelerate(ensemble, args.precision, compile=args.compile, graphs=False, tile=args.tile)
+    fast = accelerate(ensemble, args.precision, compile=args.compile, tile=args.tile)
     attack, ball = ARC(steps=args.steps, planes=planes), Ball("linf", TINY)
 
     def work() -> Tensor:
@@ -146,7 +146,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--render", action="store_true", help="only write docs/performance.md from the results file")
     args = parser.parse_args()
     args.images = args.images or (4096 if args.device.startswith("cuda") else 32)
-    args.precision = args.precision or ("bfloat16" if args.device.startswith("cuda") else "float32")
+    args.precision = args.precision or ("float16" if args.device.startswith("cuda") else "float32")
     return args
 
 
