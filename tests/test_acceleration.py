@@ -152,6 +152,8 @@ def test_callables_vectors_and_empty_batches() -> None:
     assert fast.members[1] is plain.members[1]
     torch.testing.assert_close(fast.logits(x), plain.logits(x))
     assert fast.logits(x[:0]).shape == (2, 0, 5)
+    none = x[:0].clone().requires_grad_()
+    assert torch.autograd.grad(fast.members[0](none).sum(), none)[0].shape == none.shape
     assert torch.equal(fast.alpha, plain.alpha)
 
 

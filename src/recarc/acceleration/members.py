@@ -109,7 +109,7 @@ class FastMember(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not len(x):
-            return self(x.new_zeros(1, *x.shape[1:]).detach())[:0]
+            return self(x.new_zeros(1, *x.shape[1:]))[:0] + 0 * x.flatten(1).sum(1, keepdim=True)
         if torch.is_grad_enabled() and x.requires_grad:
             return _Differentiable.apply(x, self)
         with torch.no_grad():
