@@ -34,7 +34,7 @@ def render(results: Path) -> str:
     """Write the page; returns where it is."""
     entries: list[Entry] = json.loads(results.read_text()) if results.exists() else []
     parts = [HEAD]
-    for what, section in (("attacks", _attacks), ("scaling", _scaling)):
+    for what, section in (("attacks", _attacks), ("scaling", _scaling), ("training", _training)):
         for entry in _latest(entries, what):
             parts.append(section(entry))
     if not any(entry["what"] in ("attacks", "scaling") for entry in entries):
@@ -51,7 +51,11 @@ def _groups(entry: Entry) -> tuple[str, ...]:
 
 def _latest(entries: list[Entry], what: str) -> list[Entry]:
     """The newest entry of each kind of run on each machine."""
-    newest = {(e["hardware"], e["figures"].get("ensemble"), _groups(e)): e for e in entries if e["what"] == what}
+    newest = {
+        (e["hardware"], e["figures"].get("ensemble"), e["figures"].get("arch"), _groups(e)): e
+        for e in entries
+        if e["what"] == what
+    }
     return list(newest.values())
 
 
@@ -109,6 +113,24 @@ def _scaling(entry: Entry) -> str:
     if "imagenet" in f["axes"]:
         lines += _imagenet(entry)
     return "\n".join(lines)
+
+
+def _training(entry: Entry) -> str:
+    f = entry["figures"]
+    lines = [
+        f"## Training, {f['arch']}, on {entry['hardware']}",
+        "",
+        f"Adversarial training with PGD-7 at batch {f['batch']}, milliseconds a step and member (fastest-slowest) "
+        "against a plain eager float32 loop in the same run (`benchmarks/train.py`).",
+        "",
+        "| what | ms | ratio |",
+        "|---|---|---|",
+        f"| plain loop | {f['plain_ms']:.3g} ({f['plain_spread']}) | - |",
+    ]
+    rows = {name: row for name, row in f.items() if isinstance(row, dict) and "ms" in row}
+    lines += [f"| {name} | {r['ms']:.3g} ({r['spread']}) | {r['ratio']:.1f} |" for name, r in rows.items()]
+    against = [f"{name} against the plain loop, in points: {said}." for name, said in f["against_plain"].items()]
+    return "\n".join([*lines, "", "Accuracy after the short run: " + " ".join(against), "", _source(entry), ""])
 
 
 def _plot(entry: Entry) -> str:

@@ -303,7 +303,7 @@ def main() -> None:
         for name, line in figures["against_plain"].items():
             print(f"{name} against the plain loop, in points: {line}")
     if args.json:
-        record(f"PGD-7 training step, {args.arch}", figures, device, args.json)
+        record("training", figures, device, args.json)
 
 
 if __name__ == "__main__":

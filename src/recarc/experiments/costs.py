@@ -22,7 +22,7 @@ MMACS = {
 GRADIENT = 0.124 / 10_000
 EPOCH_IMAGE = 4.8 / 49_000
 SAMPLE = 500  # images that the pretrained members are tried on
-EPOCHS = {"fast": {"resnet20": 80, "mobilenetv1": 80}, "paper": {}}
+EPOCHS = {"fast": {"resnet20": 110, "mobilenetv1": 110}, "paper": {}}
 
 
 def relative(made: Made) -> float:

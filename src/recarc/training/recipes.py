@@ -99,7 +99,7 @@ def _fast(method: str, data: str, arch: str, norm: str) -> Recipe:
     small = arch in ("resnet20", "cnn", "mobilenetv1", "linear")
     # A small net underfits adversarial training: little weight decay and a high peak rate serve it best.
     base = Recipe(
-        epochs=80 if small else 30,
+        epochs=110 if small else 30,
         lr=0.05 if data == "svhn" else 0.2,  # adversarial training on SVHN collapses to one class at 0.2
         weight_decay=1e-4 if small else 5e-4,
         schedule="one-cycle",
