@@ -40,7 +40,7 @@ def reproduce(
     data_dir: Annotated[Path | None, typer.Option(help="Where the data sets are (else RECARC_DATA).")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     precision: Annotated[
-        str | None, typer.Option(help="Of the search: float32, tf32, ...; by default tf32 on CUDA, else float32.")
+        str | None, typer.Option(help="Of the search: float32, tf32, ...; by default float16 on CUDA, else float32.")
     ] = None,
     toy: Annotated[
         bool, typer.Option("--toy", hidden=True, help="Tiny nets and attacks: shows that it works.")
@@ -98,7 +98,7 @@ def reproduce(
         dict(_given(text) for text in ensemble or ()),
         scale,
         _silent if quiet else _tell,
-        precision or ("tf32" if where.type == "cuda" else "float32"),
+        precision or ("float16" if where.type == "cuda" else "float32"),
         epochs,
     )
     if not only:
