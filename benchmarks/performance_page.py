@@ -140,14 +140,20 @@ def _plot(entry: Entry) -> str:
     import matplotlib.pyplot as plt
 
     axes = {name: found for name, found in entry["figures"]["axes"].items() if len(found["points"]) > 1}
-    figure, panels = plt.subplots(1, len(axes), figsize=(2.6 * len(axes), 2.6), squeeze=False)
+    # One scale for all, or a flat curve would look steep.
+    figure, panels = plt.subplots(1, len(axes), figsize=(2.6 * len(axes), 2.6), squeeze=False, sharey=True)
     for panel, (name, found) in zip(panels[0], axes.items()):
         sizes, times = zip(*found["points"])
         panel.loglog(sizes, times, "o-", color="#2a6f97")
         panel.set_xticks(sizes, [f"{s:g}" for s in sizes], fontsize=7)
         panel.minorticks_off()
+        panel.grid(axis="y", color="#dddddd", linewidth=0.6)
         panel.set_title(f"{name}, exponent {found['exponent']:.2f}", fontsize=8)
-        panel.set_ylabel("seconds an iteration", fontsize=7)
+    every = [took for found in axes.values() for _, took in found["points"]]
+    ticks = [m * 10.0**k for k in range(-5, 5) for m in (1, 2, 5) if min(every) / 2 <= m * 10.0**k <= max(every) * 2]
+    panels[0][0].set_yticks(ticks, [f"{t:g}" for t in ticks], fontsize=7)
+    panels[0][0].set_ylim(min(every) / 1.4, max(every) * 1.4)
+    panels[0][0].set_ylabel("seconds an iteration", fontsize=7)
     figure.tight_layout()
     FIGURES.mkdir(parents=True, exist_ok=True)
     kind = "cpu" if "CPU" in entry["hardware"] else "gpu"
