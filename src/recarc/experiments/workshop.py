@@ -126,7 +126,8 @@ class Workshop:
         told = json.loads(path.read_text(encoding="utf-8")).get("made_by", {}) if path.exists() else {}
         recipe = told.get("recipe")
         if isinstance(recipe, dict):
-            return f"{recipe.get('name')}, {recipe.get('epochs'):g} epochs"
+            first = " from a trained first member" if told.get("start") else ""
+            return f"{recipe.get('name')}, {recipe.get('epochs'):g} epochs{first}"
         return "imported" if "import" in told else "training unknown"
 
     def _given(self, made: Made) -> str | None:
