@@ -116,7 +116,8 @@ def test_the_kernel_computes_the_plain_convolution(read: int, made: int, size: i
     torch.manual_seed(0)
     x = torch.randn(5, read, side, side, device="cuda").half()
     weight = (torch.randn(made, read, size, size, device="cuda") / (read * size * size) ** 0.5).half()
-    taps, back = weight.permute(2, 3, 1, 0).contiguous(), weight.permute(2, 3, 0, 1).contiguous()
+    taps = weight.permute(2, 3, 1, 0).flatten(0, 1).contiguous()
+    back = weight.permute(2, 3, 0, 1).flatten(0, 1).contiguous()
     bias = torch.randn(made, device="cuda")
     out = plain_convolve(x.double(), taps.double(), stride, bias=bias.double(), relu=True)
     found = convolve(x, taps, stride, bias=bias, relu=True, dtype=torch.float32)
@@ -133,7 +134,7 @@ def test_the_kernel_computes_the_plain_convolution(read: int, made: int, size: i
 @NEEDS_CUDA
 def test_a_resnet20_in_float16_is_fused_whole_and_close_to_float32() -> None:
     net = network("resnet20", {}).cuda()
-    body = body_of(folded_copy(net), "float16", pad=False)
+    body = body_of(folded_copy(net), "float16")
     assert any_size(body)
     x = points(64, 3, 32, 32, dtype=torch.float32).cuda()
     (logits, gradient), (exact, slope) = pulled(body, x), pulled(net, x)

@@ -16,8 +16,6 @@ from recarc.acceleration.precision import AUTOCAST
 from recarc.errors import InputError
 from recarc.models.folding import fold_batch_norm
 
-CHANNELS = {"float32": 4, "tf32": 4, "float16": 8, "bfloat16": 8}  # 16 bytes a pixel, what matrix units read at once
-
 
 def folded_copy(member: nn.Module) -> nn.Module:
     """An evaluation copy, folded where it can be traced; no gradients to weights."""
@@ -28,11 +26,9 @@ def folded_copy(member: nn.Module) -> nn.Module:
     return folded.requires_grad_(False)
 
 
-def body_of(folded: nn.Module, precision: str, pad: bool) -> nn.Module:
+def body_of(folded: nn.Module, precision: str) -> nn.Module:
     """A copy that runs under `precision.running(precision)`."""
     body = copy.deepcopy(folded) if precision == "float32" else copy.deepcopy(folded).float()
-    if pad and not isinstance(body, nn.Conv2d):
-        _padded_convolutions(body, CHANNELS[precision])
     if precision == "float16":
         body = _with_full_logits(_fused(body))
     if any(p.dim() == 4 for p in body.parameters()):
@@ -66,7 +62,7 @@ def kernel_convolve() -> Convolve | None:
         from recarc.acceleration.kernels import convolve
 
         x = torch.ones(1, 16, 4, 4, dtype=torch.float16, device="cuda")
-        taps = torch.full((3, 3, 16, 16), 0.25, dtype=torch.float16, device="cuda")
+        taps = torch.full((9, 16, 16), 0.25, dtype=torch.float16, device="cuda")
         if float(convolve(x, taps, 1)[0, 0, 1, 1]) != 36.0:
             raise RuntimeError("the kernel computes something else")
     except Exception as error:  # no Triton, no C compiler, a GPU it does not know, ...
@@ -94,24 +90,3 @@ def _with_full_logits(body: nn.Module) -> nn.Module:
         if isinstance(module, nn.Linear):
             body.set_submodule(name, _FullLinear(module))
     return body
-
-
-class _PaddedConv(nn.Module):
-    """A convolution of few channels as one of `channels`, the new ones zero."""
-
-    def __init__(self, conv: nn.Conv2d, channels: int) -> None:
-        super().__init__()
-        self.missing = channels - conv.in_channels
-        self.conv = copy.deepcopy(conv)
-        self.conv.in_channels = channels
-        weight = F.pad(conv.weight.detach(), (0, 0, 0, 0, 0, self.missing))
-        self.conv.weight = nn.Parameter(weight, requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.pad(x, (0, 0, 0, 0, 0, self.missing)))
-
-
-def _padded_convolutions(body: nn.Module, channels: int) -> None:
-    for name, conv in list(body.named_modules()):
-        if isinstance(conv, nn.Conv2d) and conv.in_channels < channels and conv.groups == 1:
-            body.set_submodule(name, _PaddedConv(conv, channels))

@@ -6,6 +6,7 @@ touches memory once a convolution: bias, shortcut and ReLU on the way forward, m
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,14 +41,15 @@ def plain_convolve(
 ) -> Tensor:
     """relu(conv(x) + bias + add), or with `back_to` (the size of the image) the pull-back of x; zero where mask is.
 
-    `taps` is (size, size, channels read, channels made); its size is 1 or 3, with the padding that keeps places.
+    `taps` is (size * size, channels read, channels made); size is 1 or 3, with the padding that keeps places.
     """
-    pad = len(taps) // 2
+    size = math.isqrt(len(taps))
+    weight = taps.unflatten(0, (size, size))
     if back_to is None:
-        out = F.conv2d(x, taps.permute(3, 2, 0, 1), stride=stride, padding=pad)
+        out = F.conv2d(x, weight.permute(3, 2, 0, 1), stride=stride, padding=size // 2)
     else:
-        shape = (len(x), taps.shape[3], *back_to)
-        out = conv2d_input(shape, taps.permute(2, 3, 0, 1), x, stride=stride, padding=pad)
+        shape = (len(x), taps.shape[2], *back_to)
+        out = conv2d_input(shape, weight.permute(2, 3, 0, 1), x, stride=stride, padding=size // 2)
     if bias is not None:
         out = out + bias[:, None, None]
     if add is not None:
@@ -67,8 +69,8 @@ class Run(nn.Module):
         self.strides = [c.stride[0] for c in convolutions]
         self.sources = [(c.weight.detach(), None if c.bias is None else c.bias.detach()) for c in convolutions]
         weights = [weight.to(dtype) for weight, _ in self.sources]
-        self.taps = nn.ParameterList(w.permute(2, 3, 1, 0).contiguous() for w in weights)
-        self.taps_back = nn.ParameterList(w.permute(2, 3, 0, 1).contiguous() for w in weights)
+        self.taps = nn.ParameterList(_forward(w).contiguous() for w in weights)
+        self.taps_back = nn.ParameterList(_backward(w).contiguous() for w in weights)
         self.biases = nn.ParameterList(
             torch.zeros(w.shape[0], device=w.device) if b is None else b.float().clone() for w, b in self.sources
         )
@@ -77,8 +79,8 @@ class Run(nn.Module):
     def refresh(self) -> None:
         """Takes over the weights that the convolutions have now."""
         for (weight, bias), taps, back, own in zip(self.sources, self.taps, self.taps_back, self.biases):
-            taps.copy_(weight.permute(2, 3, 1, 0))
-            back.copy_(weight.permute(2, 3, 0, 1))
+            taps.copy_(_forward(weight))
+            back.copy_(_backward(weight))
             if bias is not None:
                 own.copy_(bias)
 
@@ -131,6 +133,15 @@ class _Pull(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         of_input, of_added = ctx.run.pull_back(gradient, list(ctx.saved_tensors), ctx.size)
         return of_input, of_added if ctx.needs_input_grad[1] else None, None
+
+
+def _forward(weight: Tensor) -> Tensor:
+    """(made, read, size, size) by tap."""
+    return weight.permute(2, 3, 1, 0).flatten(0, 1)
+
+
+def _backward(weight: Tensor) -> Tensor:
+    return weight.permute(2, 3, 0, 1).flatten(0, 1)
 
 
 def _laid_out(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,6 +7,8 @@ products over the taps; neighbouring taps read neighbouring memory, so all but t
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -100,7 +102,7 @@ def convolve(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """`fusing.plain_convolve` in one kernel; activations too large for float16 are held at its largest number."""
-    size, _, read, made = taps.shape
+    read, made = taps.shape[1:]
     height, width = x.shape[2:]
     shape = back_to or (-(-height // stride), -(-width // stride))
     out = torch.empty(
@@ -111,7 +113,7 @@ def convolve(
         return out
     _taps[(triton.cdiv(pixels, BLOCK),)](
         _pixel_by_pixel(x),
-        taps.contiguous(),
+        taps,
         x if bias is None else bias,
         x if add is None else _pixel_by_pixel(add),
         x if mask is None else _pixel_by_pixel(mask),
@@ -122,7 +124,7 @@ def convolve(
         *shape,
         read,
         made,
-        size,
+        math.isqrt(len(taps)),
         stride,
         back_to is not None,
         bias is not None,

@@ -1,7 +1,4 @@
-"""Ensembles that search faster: batch norm folded, channels_last, TF32 or bfloat16, compiled, in tiles of few sizes.
-
-For the search of an attack only: what it finds is judged with the original members in float32.
-"""
+"""`accelerate` and the members it makes: called in tiles of few sizes, each captured or compiled where that pays."""
 
 from __future__ import annotations
 
@@ -35,7 +32,6 @@ class Settings:
     graphs: bool | None = None
     tile: int | None = None
     one_size: bool = False
-    pad: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -52,7 +48,6 @@ def accelerate(
     graphs: bool | None = None,
     tile: int | None = None,
     one_size: bool = False,
-    pad: bool = False,
     work: int = 0,
 ) -> RandomizedEnsemble:
     """A copy of the ensemble to search with: the same functions up to rounding, several times faster.
@@ -61,8 +56,7 @@ def accelerate(
     `compile`: None decides by `work`, the number of images that will pass through each member. `graphs` captures
     each tile as CUDA graphs; None: where every convolution is fused, so that a size costs little to capture. With
     `one_size` every tile is padded to the full size, so that a sample's figures do not depend on the rest of its
-    batch. `pad` fills the channels of images up to what matrix units are made for. Callables that are no modules are
-    used as they are.
+    batch. Callables that are no modules are used as they are.
     """
     ensemble = as_ensemble(ensemble)
     device = ensemble.device_of_members() or torch.device("cpu")
@@ -75,7 +69,6 @@ def accelerate(
         graphs=graphs if kind == "cuda" else False,
         tile=tile,
         one_size=one_size,
-        pad=pad,
     )
     if settings.compile:
         prepare_compiler()
@@ -97,8 +90,8 @@ class FastMember(nn.Module):
         folded = folded_copy(member)
         own = next((p.dtype for p in folded.parameters() if p.is_floating_point()), None)
         self.dtype = own if settings.precision == "float32" else torch.float32
-        self.search = body_of(folded, settings.precision, settings.pad)
-        self.score = self.search if settings.precision != "bfloat16" else body_of(folded, "tf32", settings.pad)
+        self.search = body_of(folded, settings.precision)
+        self.score = self.search if settings.precision != "bfloat16" else body_of(folded, "tf32")
         self._search_call = Call(self.search, settings.precision, settings.compile)
         scoring = "tf32" if settings.precision == "bfloat16" else settings.precision
         self._score_call = Call(self.score, scoring, settings.compile)
