@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from recarc import InputError
+from recarc.acceleration import FastMember, Settings
 from recarc.acceleration.bodies import any_size, body_of, folded_copy
+from recarc.acceleration.calls import Call
 from recarc.acceleration.fusing import Run, fuse_runs, plain_convolve
 from recarc.models.registry import build
 from tiny import points
@@ -96,6 +101,103 @@ def test_a_value_that_others_read_ends_its_run() -> None:
         run.out_dtype = torch.float64
     for found, wanted in zip(pulled(fused, x), pulled(net, x)):
         torch.testing.assert_close(found, wanted)
+
+
+class Odd(nn.Module):
+    """Members that do more than convolutions in a row; `kind` names the trap."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        self.one, self.two = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.fused_run_0 = nn.Linear(4, 5)
+        self.relu, self.scale = nn.ReLU(inplace=True), nn.Parameter(torch.rand(4, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "normalises in place":
+            x = x.clone()
+            x.sub_(0.3)
+            x.div_(0.2)
+        h = torch.relu(self.one(input=x) if self.kind == "keyword" else self.one(x))
+        if self.kind == "statement in place":
+            h = h - 0.5
+            self.relu(h)
+        if self.kind == "weighted sum":
+            h = torch.relu(torch.add(h, self.two(h), alpha=0.1))
+        elif self.kind == "changed under its feet":
+            o = self.two(h - 0.3)
+            h = torch.relu(o + self.relu(o - 0.1))
+        elif self.kind == "input changed in place":
+            g = h - 0.3
+            o = self.two(g)
+            t = self.relu(g)
+            h = torch.relu(o + t)
+        elif self.kind == "broadcast":
+            h = torch.relu(self.two(h) + self.scale)
+        elif self.kind == "one channel":
+            h = torch.relu(self.one(x) + x[:, :1])
+        else:
+            h = torch.relu(self.two(h) + h)
+        return self.fused_run_0(h.mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "normalises in place",
+        "keyword",
+        "statement in place",
+        "weighted sum",
+        "changed under its feet",
+        "input changed in place",
+        "broadcast",
+        "one channel",
+        "plain",
+    ],
+)
+def test_members_with_traps_compute_the_same(kind: str) -> None:
+    net, x = Odd(kind).double().eval().requires_grad_(False), points(2, 3, 6, 6)
+    fused = fuse_runs(net, dtype=torch.float64)
+    for run in (m for m in fused.modules() if isinstance(m, Run)):
+        run.out_dtype = torch.float64
+    for found, wanted in zip(pulled(fused, x), pulled(net, x)):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_hooks_and_patched_forwards_are_refused() -> None:
+    hooked, patched = Odd("plain"), Odd("plain")
+    hooked.register_forward_pre_hook(lambda module, inputs: (inputs[0] - 0.5,))
+    patched.forward = lambda x: Odd.forward(patched, x) * 2  # type: ignore[method-assign]
+    for net in (hooked, patched):
+        with pytest.raises(InputError, match="it is run as it is"):
+            fuse_runs(net)
+
+
+def test_a_member_without_runs_is_itself() -> None:
+    for net in (nn.Linear(4, 3), nn.Sequential(nn.Flatten(), nn.Linear(12, 3), nn.ReLU(inplace=True))):
+        assert fuse_runs(net) is net
+
+
+def test_logits_do_not_leave_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recarc.acceleration.bodies.kernel_convolve", lambda: plain_convolve)
+    for net in (nn.Linear(6, 3), Odd("plain").eval()):
+        body, x = body_of(net, "float16"), torch.rand(2, 6) if isinstance(net, nn.Linear) else torch.rand(2, 3, 6, 6)
+        logits = Call(body, "float32", compile=False)(x)
+        assert logits.dtype == torch.float32
+        torch.testing.assert_close(logits, net(x), rtol=5e-3, atol=5e-3)
+
+
+def test_a_member_that_is_not_what_its_trace_says_is_run_unfused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        return 2 * plain_convolve(x, *arguments, **options)
+
+    monkeypatch.setattr("recarc.acceleration.bodies.kernel_convolve", lambda: wrong)
+    net, x = Odd("plain").eval(), torch.rand(2, 3, 6, 6)
+    member = FastMember(net, Settings("float16", graphs=False))
+    with pytest.warns(UserWarning, match="running without fused convolutions: logits differ"):
+        member(x)
+    assert not any(isinstance(m, Run) for m in member.search.modules())
 
 
 @NEEDS_CUDA

@@ -16,3 +16,9 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return InputError(f"unknown {kind} {name!r}{hint}; known: {', '.join(names)}")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else's says, in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else type(error).__name__

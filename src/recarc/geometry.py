@@ -37,7 +37,7 @@ def total(v: Tensor) -> Tensor:
         if odd:
             halves[:, 0] += v[:, -1]
         v = halves
-    return v[:, 0] if v.shape[1] else v.sum(1)
+    return v[:, 0].clone() if v.shape[1] else v.sum(1)
 
 
 def running_total(v: Tensor) -> Tensor:

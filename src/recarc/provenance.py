@@ -15,7 +15,7 @@ def commit() -> str | None:
         known = tracked and _git("rev-parse", "HEAD", folder=here.parent)
     except (OSError, subprocess.SubprocessError):
         known = ""
-    return known or os.environ.get("RECARC_COMMIT")
+    return known or os.environ.get("RECARC_COMMIT") or None
 
 
 def _git(*arguments: str, folder: Path) -> str:

@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recarc.acceleration.calls import first_line
 from recarc.acceleration.fusing import Convolve, Run, fuse_runs
 from recarc.acceleration.precision import AUTOCAST
-from recarc.errors import InputError
+from recarc.errors import InputError, first_line
 from recarc.models.folding import fold_batch_norm
 
 
@@ -26,11 +25,11 @@ def folded_copy(member: nn.Module) -> nn.Module:
     return folded.requires_grad_(False)
 
 
-def body_of(folded: nn.Module, precision: str) -> nn.Module:
-    """A copy that runs under `precision.running(precision)`."""
+def body_of(folded: nn.Module, precision: str, fuse: bool = True) -> nn.Module:
+    """A copy that runs under `precision.running(precision)`; float16 with fused convolutions where they can be."""
     body = copy.deepcopy(folded) if precision == "float32" else copy.deepcopy(folded).float()
     if precision == "float16":
-        body = _with_full_logits(_fused(body))
+        body = _with_full_logits(_fused(body) if fuse else body)
     if any(p.dim() == 4 for p in body.parameters()):
         body = body.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if precision in AUTOCAST:
@@ -55,19 +54,23 @@ def _fused(body: nn.Module) -> nn.Module:
         return body
 
 
-@lru_cache
 def kernel_convolve() -> Convolve | None:
-    """The fused convolution for GPUs, tried once; None, with a warning, where Triton cannot build it."""
+    """The fused convolution for GPUs, tried before use; None, with a warning, where Triton cannot build it."""
     try:
-        from recarc.acceleration.kernels import convolve
-
-        x = torch.ones(1, 16, 4, 4, dtype=torch.float16, device="cuda")
-        taps = torch.full((9, 16, 16), 0.25, dtype=torch.float16, device="cuda")
-        if float(convolve(x, taps, 1)[0, 0, 1, 1]) != 36.0:
-            raise RuntimeError("the kernel computes something else")
+        return _tried_convolve()
     except Exception as error:  # no Triton, no C compiler, a GPU it does not know, ...
         warnings.warn(f"running without fused convolutions: {first_line(error)}", stacklevel=2)
         return None
+
+
+@lru_cache
+def _tried_convolve() -> Convolve:
+    from recarc.acceleration.kernels import convolve
+
+    x = torch.ones(1, 16, 4, 4, dtype=torch.float16, device="cuda")
+    taps = torch.full((9, 16, 16), 0.25, dtype=torch.float16, device="cuda")
+    if float(convolve(x, taps, 1)[0, 0, 1, 1]) != 36.0:
+        raise RuntimeError("the kernel computes something else")
     return convolve
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,10 +18,12 @@ from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_input
 
+from recarc.errors import InputError
 from recarc.models.folding import traced
 
 RELUS = (F.relu, torch.relu, "relu", "relu_")
 SUMS = (operator.add, operator.iadd, torch.add)
+IN_PLACE = ("iadd", "isub", "imul", "itruediv", "setitem")
 
 
 Convolve = Callable[..., Tensor]
@@ -86,7 +88,16 @@ class Run(nn.Module):
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         x = _laid_out(x, self.dtype)
-        return _Pull.apply(x, None if other is None else _laid_out(other, self.dtype), self)
+        if other is not None:
+            other = _laid_out(other.expand(self.shape_for(x)), self.dtype)
+        return _Pull.apply(x, other, self)
+
+    def shape_for(self, x: Tensor) -> tuple[int, ...]:
+        """Of what comes out for x."""
+        height, width = x.shape[2:]
+        for stride in self.strides:
+            height, width = -(-height // stride), -(-width // stride)
+        return len(x), self.taps[-1].shape[2], height, width
 
     def activations(self, x: Tensor, other: Tensor | None) -> list[Tensor]:
         added = x if self.shortcut == "input" else other
@@ -150,12 +161,12 @@ def _laid_out(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass
 class _Found:
-    """A run as nodes of the graph."""
+    """A run as nodes of the graph; `nodes` are all that it replaces, in order."""
 
     convolutions: list[fx.Node]
+    nodes: list[fx.Node]
     source: fx.Node
     other: fx.Node | None = None
-    swallowed: bool = field(default=False)
 
 
 def fuse_runs(
@@ -164,56 +175,105 @@ def fuse_runs(
     dtype: torch.dtype = torch.float32,
     most_channels: int = 64,
 ) -> nn.Module:
-    """A copy with its runs fused; the module must be traceable and in evaluation mode, its batch norms folded.
+    """A copy with its runs fused, or the module itself where there are none; its batch norms should be folded.
 
-    The output of a run that only other operations read comes in float32.
+    The output of a run that only other operations read comes in float32. Raises InputError for what tracing
+    cannot see, such as hooks on the module.
     """
+    if _hooked(module) or "forward" in vars(module):
+        raise InputError(f"{type(module).__name__} has hooks or a forward of its own; it is run as it is")
     graph = traced(module)
     whole = fx.GraphModule(module, graph)
     named = dict(whole.named_modules())
-    runs: dict[fx.Node, _Found] = {}
-    for node in graph.nodes:
-        if _is_relu(node, named):
-            found = _run_ending_at(node, named, most_channels)
-            if found is not None:
-                first = found.source
-                before = runs.get(first)
-                if before is not None and before.other is None and len(first.users) == 1:
-                    found.convolutions = before.convolutions + found.convolutions
-                    found.source, before.swallowed = before.source, True
-                runs[node] = found
-    kept = {node: found for node, found in runs.items() if not found.swallowed}
-    read = {found.source for found in kept.values()}
+    runs = _runs(graph, named, most_channels)
+    if not runs:
+        return module
+    read = {found.source for found in runs.values()}
     replaced: dict[fx.Node, fx.Node] = {}
-    for number, (node, found) in enumerate(kept.items()):
-        shortcut = "none" if found.other is None else "input" if found.other is found.source else "other"
-        run = Run([named[str(c.target)] for c in found.convolutions], shortcut, convolve, dtype)
+    for number, (node, found) in enumerate(runs.items()):
+        convolutions = [named[str(c.target)] for c in found.convolutions]
+        shortcut = "none" if found.other is None else "input" if _is_identity(found, convolutions) else "other"
+        run = Run(convolutions, shortcut, convolve, dtype)
         run.out_dtype = dtype if node in read else torch.float32
-        name = f"run{number}"
+        name = f"fused_run_{number}"
+        while hasattr(whole, name):
+            name += "_"
         whole.add_submodule(name, run)
         inputs = [found.source] if found.other is None or shortcut == "input" else [found.source, found.other]
         with graph.inserting_before(node):
             replaced[node] = graph.call_module(name, tuple(replaced.get(n, n) for n in inputs))
             node.replace_all_uses_with(replaced[node])
-    graph.eliminate_dead_code()
+    for found in reversed(runs.values()):
+        for node in reversed(found.nodes):  # and nothing else: a statement in place may have no readers
+            graph.erase_node(node)
     whole.delete_all_unused_submodules()
     whole.recompile()
     return whole
 
 
+def _runs(graph: fx.Graph, named: dict[str, nn.Module], most_channels: int) -> dict[fx.Node, _Found]:
+    """By the ReLU that ends each; one that only feeds the next convolution is part of the next run."""
+    runs: dict[fx.Node, _Found] = {}
+    for node in graph.nodes:
+        found = _run_ending_at(node, named, most_channels) if _is_relu(node, named) else None
+        if found is None:
+            continue
+        before = runs.get(found.source)
+        if before is not None and before.other is None and len(found.source.users) == 1:
+            del runs[found.source]
+            found.convolutions = before.convolutions + found.convolutions
+            found.nodes = before.nodes + found.nodes
+            found.source = before.source
+        runs[node] = found
+    return runs
+
+
 def _run_ending_at(node: fx.Node, named: dict[str, nn.Module], most_channels: int) -> _Found | None:
-    last = _through(node.args[0], named)
-    if last is None:
+    tail = _through(node.args[0] if node.args else None, named)
+    if not tail:
         return None
-    if _fits(last, named, most_channels):
-        return _Found([last], last.args[0])  # type: ignore[arg-type]
-    if last.op != "call_function" or last.target not in SUMS or len(last.args) != 2 or len(last.users) != 1:
+    found = None
+    if _fits(tail[0], named, most_channels):
+        found = _Found([tail[0]], [*tail, node], tail[0].args[0])  # type: ignore[arg-type]
+    elif _is_sum(tail[0]):
+        for one, other in (tail[0].args, tail[0].args[::-1]):
+            branch = _through(one, named)
+            if branch and _fits(branch[0], named, most_channels) and isinstance(other, fx.Node):
+                nodes = [*branch, *tail, node]
+                found = _Found([branch[0]], nodes, branch[0].args[0], other)  # type: ignore[arg-type]
+                break
+    if found is None or any(_written_over(read, found, named) for read in (found.source, found.other)):
         return None
-    for one, other in (last.args, last.args[::-1]):
-        branch = _through(one, named)
-        if branch is not None and _fits(branch, named, most_channels) and isinstance(other, fx.Node):
-            return _Found([branch], branch.args[0], other)  # type: ignore[arg-type]
-    return None
+    return found
+
+
+def _is_sum(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target in SUMS and len(node.args) == 2 and not node.kwargs
+
+
+def _is_identity(found: _Found, convolutions: list[nn.Module]) -> bool:
+    """The input itself is added, in the shape in which the run leaves it."""
+    same_places = all(conv.stride == (1, 1) for conv in convolutions)
+    same_channels = convolutions[0].in_channels == convolutions[-1].out_channels
+    return found.other is found.source and same_places and bool(same_channels)
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _written_over(node: fx.Node | None, found: _Found, named: dict[str, nn.Module]) -> bool:
+    """Whether something outside the run changes this value in place: a run reads it later than its parts did."""
+    return node is not None and any(
+        user not in found.nodes and user.args and user.args[0] is node and _in_place(user, named) for user in node.users
+    )
+
+
+def _in_place(node: fx.Node, named: dict[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return bool(getattr(named[str(node.target)], "inplace", False))
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name.endswith("_") or name in IN_PLACE or bool(node.kwargs.get("inplace"))
 
 
 def _is_relu(node: fx.Node, named: dict[str, nn.Module]) -> bool:
@@ -222,13 +282,15 @@ def _is_relu(node: fx.Node, named: dict[str, nn.Module]) -> bool:
     return node.op in ("call_function", "call_method") and node.target in RELUS
 
 
-def _through(node: Any, named: dict[str, nn.Module]) -> fx.Node | None:
-    """The node behind identities (folded batch norms), if nobody else reads on the way."""
+def _through(node: Any, named: dict[str, nn.Module]) -> list[fx.Node]:
+    """The node behind identities (folded batch norms) and those, in order, if nobody else reads on the way."""
+    passed: list[fx.Node] = []
     while isinstance(node, fx.Node) and len(node.users) == 1:
+        passed.insert(0, node)
         if node.op != "call_module" or not isinstance(named[str(node.target)], nn.Identity):
-            return node
-        node = node.args[0]
-    return None
+            return passed
+        node = node.args[0] if node.args else None
+    return []
 
 
 def _fits(node: fx.Node, named: dict[str, nn.Module], most_channels: int) -> bool:
@@ -242,5 +304,7 @@ def _fits(node: fx.Node, named: dict[str, nn.Module], most_channels: int) -> boo
         and conv.dilation == (1, 1)
         and conv.groups == 1
         and max(conv.in_channels, conv.out_channels) <= most_channels
+        and not _hooked(conv)
+        and len(node.args) == 1
         and isinstance(node.args[0], fx.Node)
     )

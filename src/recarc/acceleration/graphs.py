@@ -56,8 +56,11 @@ class Slot:
         return found.detach().clone()
 
     def _check(self, expected: Tensor) -> None:
+        """Over buffers that were emptied, so that a graph which does nothing is found out."""
+        self.logits.detach().zero_()
         found = self.forward(self.x.detach().clone())
         if self.back is not None:
+            self.pulled.zero_()
             found = self.pull_back(torch.ones_like(self.logits))
         distance = (found.float() - expected.float()).norm() / expected.float().norm().clamp(min=1e-12)
         if not float(distance) <= AGREEMENT:

@@ -40,6 +40,7 @@ def _taps(  # type: ignore[no-untyped-def]
     HAS_ADD: tl.constexpr,
     HAS_MASK: tl.constexpr,
     RELU: tl.constexpr,
+    HELD: tl.constexpr,
     LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
@@ -84,8 +85,9 @@ def _taps(  # type: ignore[no-untyped-def]
     if HAS_MASK:
         total = tl.where(tl.load(mask + place, mask=valid, other=0.0) > 0, total, 0.0)
     if RELU:
-        total = tl.maximum(total, 0.0)
-    total = tl.minimum(tl.maximum(total, -LARGEST), LARGEST)
+        total = tl.where(total < 0, 0.0, total)  # NaN stays what it is
+    if HELD:
+        total = tl.where(total > LARGEST, LARGEST, tl.where(total < -LARGEST, -LARGEST, total))
     tl.store(out + place, total.to(out.dtype.element_ty), mask=valid)
 
 
@@ -111,32 +113,34 @@ def convolve(
     pixels = len(x) * shape[0] * shape[1]
     if not pixels:
         return out
-    _taps[(triton.cdiv(pixels, BLOCK),)](
-        _pixel_by_pixel(x),
-        taps,
-        x if bias is None else bias,
-        x if add is None else _pixel_by_pixel(add),
-        x if mask is None else _pixel_by_pixel(mask),
-        out,
-        pixels,
-        height,
-        width,
-        *shape,
-        read,
-        made,
-        math.isqrt(len(taps)),
-        stride,
-        back_to is not None,
-        bias is not None,
-        add is not None,
-        mask is not None,
-        relu,
-        LARGEST,
-        BLOCK,
-        max(16, triton.next_power_of_2(read)),
-        max(16, triton.next_power_of_2(made)),
-        num_warps=WARPS,
-    )
+    with torch.cuda.device_of(x):
+        _taps[(triton.cdiv(pixels, BLOCK),)](
+            _pixel_by_pixel(x),
+            taps,
+            x if bias is None else bias,
+            x if add is None else _pixel_by_pixel(add),
+            x if mask is None else _pixel_by_pixel(mask),
+            out,
+            pixels,
+            height,
+            width,
+            *shape,
+            read,
+            made,
+            math.isqrt(len(taps)),
+            stride,
+            back_to is not None,
+            bias is not None,
+            add is not None,
+            mask is not None,
+            relu,
+            out.dtype == torch.float16,
+            LARGEST,
+            BLOCK,
+            max(16, triton.next_power_of_2(read)),
+            max(16, triton.next_power_of_2(made)),
+            num_warps=WARPS,
+        )
     return out
 
 

@@ -11,14 +11,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from recarc.acceleration.bodies import any_size, body_of, folded_copy
-from recarc.acceleration.calls import Call, Tile, first_line, laid_out, prepare_compiler
+from recarc.acceleration.calls import Call, Tile, laid_out, prepare_compiler
+from recarc.acceleration.fusing import Run
 from recarc.acceleration.graphs import Slot
 from recarc.acceleration.precision import PRECISIONS
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble
-from recarc.errors import InputError, unknown
+from recarc.errors import InputError, first_line, unknown
 
 TILE = {"cuda": 1024, "cpu": 256}  # images at once: fills an H200, and a layer's activations stay in its cache
 SMALL_TILE = 32  # captured tiles have 32, 64, ... images
+FEW, AGREEMENT = 64, 0.05  # images on which fused logits are compared with plain ones, and what rounding may cause
 STEPS_OF_TILE = 4  # other tiles are padded to a multiple of a quarter on a GPU, so that few sizes occur
 WORTH_COMPILING = {"cuda": 20_000_000, "cpu": 50_000}  # images through a member, above which a minute pays off
 
@@ -87,25 +89,43 @@ class FastMember(nn.Module):
     def __init__(self, member: nn.Module, settings: Settings) -> None:
         super().__init__()
         self.settings = settings
-        folded = folded_copy(member)
-        own = next((p.dtype for p in folded.parameters() if p.is_floating_point()), None)
+        self.folded = folded_copy(member)
+        own = next((p.dtype for p in self.folded.parameters() if p.is_floating_point()), None)
         self.dtype = own if settings.precision == "float32" else torch.float32
-        self.search = body_of(folded, settings.precision)
-        self.score = self.search if settings.precision != "bfloat16" else body_of(folded, "tf32")
+        self._slots: dict[tuple[Any, ...], Slot] = {}
+        self.ticket = 0
+        self._take(body_of(self.folded, settings.precision))
+        self.unchecked = any(isinstance(m, Run) for m in self.search.modules())
+
+    def _take(self, body: nn.Module) -> None:
+        settings = self.settings
+        self.search = body
+        self.score = body if settings.precision != "bfloat16" else body_of(self.folded, "tf32")
         self._search_call = Call(self.search, settings.precision, settings.compile)
         scoring = "tf32" if settings.precision == "bfloat16" else settings.precision
         self._score_call = Call(self.score, scoring, settings.compile)
         self.any_size = any_size(self.search)
-        self._slots: dict[tuple[Any, ...], Slot] = {}
         self.capturing = self.any_size if settings.graphs is None else settings.graphs
-        self.ticket = 0
+
+    def _check_fused(self, x: Tensor) -> None:
+        """On the first images that come: a member that does more than its trace shows is run unfused."""
+        self.unchecked = False
+        part = laid_out(x[:FEW].detach().to(self.dtype))
+        with torch.no_grad():
+            expected, found = self.folded.float()(part), self._search_call(part)
+        far = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+        if not far <= AGREEMENT:
+            warnings.warn(f"running without fused convolutions: logits differ by {far:.2g} of their size", stacklevel=2)
+            self._take(body_of(self.folded, self.settings.precision, fuse=False))
 
     def forward(self, x: Tensor) -> Tensor:
         if not len(x):
             return self(x.new_zeros(1, *x.shape[1:]))[:0] + 0 * x.flatten(1).sum(1, keepdim=True)
+        if self.unchecked:
+            self._check_fused(x)
         if torch.is_grad_enabled() and x.requires_grad:
             return _Differentiable.apply(x, self)
-        with torch.no_grad():
+        with torch.no_grad(), torch.cuda.device_of(x):
             tiles = [self._scored(part)[: len(part)].to(x.dtype, copy=True) for _, part in self._parts(x)]
         return tiles[0] if len(tiles) == 1 else torch.cat(tiles)
 
@@ -153,11 +173,10 @@ class FastMember(nn.Module):
         if key not in self._slots:
             try:
                 self._slots[key] = Slot(call, x, gradient)
-            except torch.cuda.OutOfMemoryError:
-                raise
-            except Exception as error:  # capture fails in as many ways as there are kernels
+            except Exception as error:  # capture fails in as many ways as there are kernels, and needs memory
                 warnings.warn(f"running without CUDA graphs: {first_line(error)}", stacklevel=2)
                 self.capturing = False
+                self._slots.clear()
                 return None
         return self._slots[key]
 
@@ -169,7 +188,8 @@ class _Differentiable(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, member: FastMember) -> Tensor:
         member.ticket += 1
         parts = member._parts(x)
-        ctx.tiles = [member.differentiable(part, place) for place, part in parts]
+        with torch.cuda.device_of(x):
+            ctx.tiles = [member.differentiable(part, place) for place, part in parts]
         ctx.sizes = [len(part) for _, part in parts]
         ctx.member, ctx.ticket = member, member.ticket
         ctx.like = x.detach()
@@ -178,11 +198,18 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        if ctx.member.capturing and ctx.ticket != ctx.member.ticket:  # run again since, over the same buffers
-            ctx.member.ticket += 1
-            ctx.ticket = ctx.member.ticket
-            ctx.tiles = [ctx.member.differentiable(part, place) for place, part in ctx.member._parts(ctx.like)]
-        result = torch.empty_like(ctx.like)
-        for tile, part, place in zip(ctx.tiles, gradient.split(ctx.sizes), result.split(ctx.sizes)):
-            place.copy_(tile.pull_back(part)[: len(part)])
-        return result, None
+        with torch.cuda.device_of(gradient):
+            return _pulled(ctx, gradient), None
+
+
+def _pulled(ctx: Any, gradient: Tensor) -> Tensor:
+    member = ctx.member
+    if ctx.ticket != member.ticket and any(isinstance(tile, Slot) for tile in ctx.tiles):
+        # The member ran again since, over the same buffers.
+        member.ticket += 1
+        ctx.ticket = member.ticket
+        ctx.tiles = [member.differentiable(part, place) for place, part in member._parts(ctx.like)]
+    result = torch.empty_like(ctx.like)
+    for tile, part, place in zip(ctx.tiles, gradient.split(ctx.sizes), result.split(ctx.sizes)):
+        place.copy_(tile.pull_back(part)[: len(part)])
+    return result

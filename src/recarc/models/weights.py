@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from recarc.errors import InputError
+from recarc.errors import InputError, first_line
 
 State = dict[str, Tensor]
 SUFFIXES = (".safetensors", ".pt", ".pth")
@@ -40,7 +40,7 @@ def parse(data: bytes, path: Path) -> Any:
         try:
             return safetensors.torch.load(data)
         except Exception as error:
-            raise InputError(f"{path} is not a readable safetensors file: {_first_line(error)}") from None
+            raise InputError(f"{path} is not a readable safetensors file: {first_line(error)}") from None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols: whether it can be read is said below
@@ -54,7 +54,7 @@ def parse(data: bytes, path: Path) -> Any:
                 "and save model.state_dict() with torch.save"
             ) from None
         # What torch says of a bad pickle includes the advice to load it without care: not passed on.
-        reason = "not a pickle of tensors" if isinstance(error, pickle.UnpicklingError) else _first_line(error)
+        reason = "not a pickle of tensors" if isinstance(error, pickle.UnpicklingError) else first_line(error)
         raise InputError(
             f"{path} cannot be read as a file of tensors (corrupt, truncated or of another kind): {reason}"
         ) from None
@@ -117,8 +117,3 @@ def dump_state(model: nn.Module) -> tuple[bytes, str]:
 
 def _dtype(value: Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:160] if lines else type(error).__name__

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from recarc.training.faults import first_line
+from recarc.errors import first_line
 from recarc.training.lane import Lane
 from recarc.training.machine import Machine
 

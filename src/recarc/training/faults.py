@@ -17,11 +17,6 @@ class Interrupted(TrainingError):
     """Stopped from outside; the same command goes on."""
 
 
-def first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:160] if lines else type(error).__name__
-
-
 @contextmanager
 def memory_advice(batch: int) -> Iterator[None]:
     """Out of memory as one line with a way out."""

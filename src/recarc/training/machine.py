@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from recarc.acceleration.bodies import kernel_convolve
-from recarc.errors import InputError
+from recarc.errors import InputError, first_line
 from recarc.training.copies import foldable
 from recarc.training.distributed import Group
-from recarc.training.faults import first_line
 from recarc.training.method import Method
 
 
