@@ -1,6 +1,7 @@
 """How the cost of ARC grows: with members, classes, image size, images at once, and processes.
 
-Nothing is fooled here (the ball is tiny), so every image stays in to the end: figures are upper bounds for real runs.
+Nothing is fooled here (the ball is tiny), and with two steps no image has stood still yet, so every image stays in:
+figures are upper bounds for real runs.
 Prints seconds and the fitted exponent of each axis; `--json` keeps them; `--render` writes docs/performance.md and
 its plots from the results file alone.
 

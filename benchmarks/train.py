@@ -1,6 +1,7 @@
 """Adversarial training with PGD-7: `recarc train`'s step against a plain eager float32 loop written the usual way.
 
-Claim: at least 5 x the plain loop for ResNet-20 and 3 x for ResNet-18 at batch 128 on one H200, at equal accuracy.
+Claim: at least 5 x the plain loop for ResNet-20 and 3 x for ResNet-18 at batch 128 on one H200;
+`--accuracy-epochs` compares the accuracies too.
 Every row is the median of several blocks of steps with the spread (fastest-slowest); the plain loop runs before and
 after the others, so that a machine that slows down shows. Hardware and versions are printed with the figures. cuDNN may
 try its algorithms for all rows, the plain loop included; the time from nothing to the first step is given for each.

@@ -14,9 +14,9 @@ from recarc.acceleration.bodies import any_size, body_of, folded_copy
 from recarc.acceleration.calls import Call, Tile, laid_out, prepare_compiler
 from recarc.acceleration.fusing import Run
 from recarc.acceleration.graphs import Slot
-from recarc.acceleration.precision import PRECISIONS
+from recarc.acceleration.precision import check_precision
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble
-from recarc.errors import InputError, first_line, unknown
+from recarc.errors import InputError, first_line
 
 TILE = {"cuda": 1024, "cpu": 256}  # images at once: fills an H200, and a layer's activations stay in its cache
 SMALL_TILE = 32  # captured tiles have 32, 64, ... images
@@ -36,8 +36,6 @@ class Settings:
     one_size: bool = False
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise unknown("precision", self.precision, PRECISIONS)
         if self.tile is not None and self.tile < 1:
             raise InputError(f"tile is {self.tile!r}; it must be a whole number of at least 1")
 
@@ -63,8 +61,7 @@ def accelerate(
     ensemble = as_ensemble(ensemble)
     device = ensemble.device_of_members() or torch.device("cpu")
     kind = device.type if device.type in TILE else "cpu"
-    if precision == "float16" and kind != "cuda":
-        raise InputError(f"precision float16 needs a CUDA GPU, the members are on {device}; use float32 or bfloat16")
+    check_precision(precision, device)
     settings = Settings(
         precision,
         compile=work >= WORTH_COMPILING[kind] if compile is None else compile,

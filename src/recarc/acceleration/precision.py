@@ -7,8 +7,18 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
+from recarc.errors import InputError, unknown
+
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 AUTOCAST = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Known, and possible on this device."""
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
+    if precision == "float16" and device.type != "cuda":
+        raise InputError(f"precision float16 needs a CUDA GPU, the device is {device}; use float32 or bfloat16")
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def reproduce(
     data_dir: Annotated[Path | None, typer.Option(help="Where the data sets are (else RECARC_DATA).")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     precision: Annotated[
-        str | None, typer.Option(help="Of the search: float32, tf32, ...; by default float16 on CUDA, else float32.")
+        str | None, typer.Option(help="Of the search: float32, tf32, ...; by default tf32 on CUDA, else float32.")
     ] = None,
     toy: Annotated[
         bool, typer.Option("--toy", hidden=True, help="Tiny nets and attacks: shows that it works.")
@@ -72,8 +72,9 @@ def reproduce(
 
     from dataclasses import replace
 
+    from recarc.acceleration.precision import check_precision
     from recarc.cli.devices import device_named
-    from recarc.evaluation.members import precision_named
+    from recarc.evaluation.members import ACCELERATED, precision_named
     from recarc.experiments.catalog import item_named, rows_of
     from recarc.experiments.scale import FULL, TOY
     from recarc.experiments.workshop import Workshop, processes
@@ -88,6 +89,9 @@ def reproduce(
         raise InputError("several processes can only train (--train-only); measure with one")
     trainer: Any = functools.partial(train, say=None) if quiet else train
     where = device_named(device)
+    precision = precision or ("tf32" if where.type == "cuda" else "float32")
+    if precision in ACCELERATED:
+        check_precision(precision, where)
     workshop = Workshop(
         out,
         where,
@@ -98,7 +102,7 @@ def reproduce(
         dict(_given(text) for text in ensemble or ()),
         scale,
         _silent if quiet else _tell,
-        precision or ("float16" if where.type == "cuda" else "float32"),
+        precision,
         epochs,
     )
     if not only:

@@ -24,7 +24,7 @@ from recarc.evaluation.faults import RunError
 from recarc.evaluation.fitting import check_ball, default_shard, default_tile, first_logits, search_tile, size
 from recarc.evaluation.folder import RUN, SUMMARY, RunFolder, write_all
 from recarc.evaluation.judge import Judge
-from recarc.evaluation.members import Passes, input_dtype, reproducible, tiled
+from recarc.evaluation.members import ACCELERATED, Passes, input_dtype, reproducible, tiled
 from recarc.evaluation.progress import Progress, bar
 from recarc.evaluation.ranks import Ranks, joined_ranks
 from recarc.evaluation.records import Records, joined
@@ -119,7 +119,7 @@ class _Engine:
             samples.check(ball)
         if hasattr(attack, "check_fit"):
             attack.check_fit(len(ensemble), logits.shape[-1], ball)
-        wide = search_tile(device, x, tile, len(samples))
+        wide = tile if precision not in ACCELERATED else search_tile(device, x, tile, len(samples))
         searched = tiled(ensemble, tile, passes, precision, wide)
         settings = {
             "precision": precision or "as the members",
@@ -136,7 +136,7 @@ class _Engine:
             device=device,
             path=path,
             batch_size=min(size("batch_size", batch_size, shard), shard),
-            smallest=min(tile, shard),
+            smallest=min(wide, shard),
             classes=logits.shape[-1],
             settings=settings,
             first_logits=logits,

@@ -68,7 +68,7 @@ def _at_usual_eps(made: Made, norm: str, printed: tuple[float, float]) -> Row:
     used, eps = budget(made.data), EPS[made.data, norm]
     apgd = Measurement(used.apgd(), (Reading("Clean", "clean"), Reading("APGD", paper=printed[0])))
     arc = Measurement(used.arc(), (Reading("ARC", paper=printed[1]),))
-    return Row(eps, made, norm, eps, (apgd, arc, extras(used)), alpha="equal")
+    return Row(f"{made.method}-{norm}", made, norm, eps, (apgd, arc, extras(used)), alpha="equal")
 
 
 def _cross(name: str, made: Made, norm: str) -> Row:

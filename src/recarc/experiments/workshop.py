@@ -151,7 +151,7 @@ class Workshop:
         start = None
         if made.start is not None:
             self.ensemble(made.start)
-            start = self.given.get(made.start.name) or self.folder(made.start)
+            start = self.given.get(made.start.name) or self._in_zoo(made.start) or self.folder(made.start)
         self.say(f"{made.name}: training into {folder}")
         ensemble = self.train(
             small.method,
