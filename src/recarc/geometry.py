@@ -129,13 +129,16 @@ def _vector_norm(v: Tensor, p: float) -> Tensor:
     flat = v.to(working_dtype(v)).flatten(1)
     if flat.shape[1] == 0:
         return flat.new_zeros(flat.shape[0])
-    sizes = flat.abs()
-    if p == 1:
-        return total(sizes)
-    scale = sizes.amax(1)
     if math.isinf(p):
-        return scale
-    return total((sizes / torch.where(scale > 0, scale, 1)[:, None]).pow(p)).pow(1 / p) * scale
+        return flat.abs().amax(1)
+    if p == 1:
+        return _plain_norm(flat, 1)
+    scale = flat.abs().amax(1)
+    return _plain_norm(flat / torch.where(scale > 0, scale, 1)[:, None], p) * scale
+
+
+def _plain_norm(flat: Tensor, p: float) -> Tensor:
+    return total(flat.abs().pow(p)).pow(1 / p) if flat.is_cuda else torch.linalg.vector_norm(flat, p, dim=1)
 
 
 @dataclass(frozen=True)
