@@ -121,6 +121,7 @@ REFUSED = [
     (("figure2", "--epochs", "3"), "these rows of figure2 train nothing"),
     (("figure10", "--epochs", "0"), "expected a number > 0"),
     (("table3", "--precision", "float8"), "unknown precision 'float8'"),
+    (("table3", "--precision", "float16", "--device", "cpu"), "precision float16 needs a CUDA GPU"),
     (("tabel3",), "did you mean 'table3'"),
     (("table3", "--only", "l3"), "unknown row of table3"),
     (("table3", "--recipe", "slow"), "unknown recipe 'slow'"),

@@ -224,6 +224,21 @@ def test_methods_that_look_inside_members_get_them_whole(method: str) -> None:
     assert not machine.fuse
 
 
+def test_fusing_says_why_it_is_off_when_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, method, gpu = build("resnet20", 10), method_named("at"), torch.device("cuda")
+    for asked, notes in (
+        (True, ["fuse is off: it needs a GPU, a folded copy in bfloat16, and no compiler"]),
+        (None, []),
+    ):
+        machine = Machine(CPU, bf16=True, fold=True, fuse=True)
+        fit(machine, method, net, "eval", Switches(fuse=asked))
+        assert (machine.fuse, machine.notes) == (False, notes)
+    monkeypatch.setattr("recarc.training.machine.kernel_convolve", lambda: None)
+    machine = Machine(gpu, bf16=True, fold=True, fuse=True)
+    fit(machine, method, net, "eval", Switches())
+    assert (machine.fuse, machine.notes) == (False, ["fuse is off: Triton cannot build the kernels here"])
+
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 

@@ -120,7 +120,7 @@ def fit(machine: Machine, method: Method, model: nn.Module, attack_mode: str, wi
         fusible = machine.fold and machine.bf16 and not machine.compile and machine.device.type == "cuda"
         if not fusible and wishes.fuse:
             machine.off("fuse", "it needs a GPU, a folded copy in bfloat16, and no compiler")
-        machine.fuse = fusible
+        machine.fuse = fusible  # what nobody asked for goes off without a word
     if machine.fuse and kernel_convolve() is None:
         machine.off("fuse", "Triton cannot build the kernels here")
 
