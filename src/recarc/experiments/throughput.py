@@ -8,7 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from recarc.acceleration import accelerate
 from recarc.data.catalog import CATALOG
+from recarc.ensemble import Member
 from recarc.evaluation.configuration import environment
 from recarc.experiments import results
 from recarc.experiments.costs import passes
@@ -29,12 +31,13 @@ GPUS = 8
 
 
 def measure(row: str, device: torch.device, command: str, batches: int = 10, tiny: bool = False) -> RowResult:
-    """Images a second, forward and backward: float32 for attacks, bfloat16 with channels_last for training."""
+    """Images a second, forward and backward: attacks as `reproduce` searches, training in bfloat16, channels_last."""
     arch, size, classes, options, batch = NETS[row]
     size, batch = (32, 2) if tiny else (size, batch)
     model = build(arch, classes, 3, size, (0.5,) * 3, (0.25,) * 3, **options).to(device)
     x, y = torch.rand(batch, 3, size, size, device=device), torch.zeros(batch, device=device).long()
-    attack = _rate(lambda: _input_gradient(model.eval(), x, y), len(x), batches, device)
+    searched = accelerate(model.eval(), "tf32" if device.type == "cuda" else "float32").members[0]
+    attack = _rate(lambda: _input_gradient(searched, x, y), len(x), batches, device)
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = x.to(memory_format=torch.channels_last)
     training = _rate(lambda: _weight_gradient(model.train(), x, y), len(x), batches, device)
@@ -52,7 +55,7 @@ def measure(row: str, device: torch.device, command: str, batches: int = 10, tin
     )
 
 
-def _input_gradient(model: nn.Module, x: Tensor, y: Tensor) -> None:
+def _input_gradient(model: Member, x: Tensor, y: Tensor) -> None:
     inputs = x.detach().requires_grad_()
     torch.autograd.grad(nn.functional.cross_entropy(model(inputs), y), inputs)
 
