@@ -62,6 +62,7 @@ class Problem:
     ball: Ball
     steps: int
     kappa: float
+    first_step: float = FIRST_STEP
 
     def delta(self, found: Found) -> Tensor:
         return found.x_adv.to(working_dtype(self.x)) - self.x
@@ -91,7 +92,7 @@ def chase(problem: Problem, found: Found, index: Tensor, target: Tensor, delta: 
             break
         left, x, delta, ball = left[keep], x[keep], delta[keep], ball.take(keep)
         velocity = MOMENTUM * velocity[keep] + push[keep]
-        eta = FIRST_STEP * ball.radius(x) * (1 + math.cos(math.pi * k / problem.steps)) / 2
+        eta = problem.first_step * ball.radius(x) * (1 + math.cos(math.pi * k / problem.steps)) / 2
         delta = ball.project(delta - per_sample(eta, x) * ball.norm.steepest(velocity), x)
     return reached, where
 

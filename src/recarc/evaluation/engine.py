@@ -131,7 +131,7 @@ class _Engine:
             ensemble=ensemble,
             samples=samples,
             ball=ball,
-            judge=Judge(members, searched, attack, input_dtype(precision)),
+            judge=Judge(members, searched, attack, input_dtype(precision), precision in ACCELERATED),
             passes=passes,
             device=device,
             path=path,

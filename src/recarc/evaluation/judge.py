@@ -15,6 +15,7 @@ from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
 from recarc.evaluation.faults import AttackViolation
 from recarc.evaluation.records import Records
+from recarc.evaluation.rounding import settled
 from recarc.geometry import Ball
 
 
@@ -26,6 +27,7 @@ class Judge:
     attacked: RandomizedEnsemble
     attack: Any
     dtype: torch.dtype
+    coarse: bool = False  # whether `attacked` rounds more than `members`
 
     @property
     def name(self) -> str:
@@ -48,6 +50,10 @@ class Judge:
             self._check_input(x[healthy], returned, part_ball, index[healthy.cpu().numpy()])
             x_adv = x.clone()
             x_adv[healthy] = returned.detach().float()
+            if self.coarse and len(outcome.mixture) == 1:
+                moved = settled(self.members, self.attacked, x[healthy], y[healthy], part_ball, x_adv[healthy])
+                self._check_input(x[healthy], moved, part_ball, index[healthy.cpu().numpy()])
+                x_adv[healthy] = moved
             inputs.append(x_adv)
             predictions.append(self.members.predictions(x_adv))
             norms.append(ball.norm.norm(_wide(x_adv) - _wide(x)))
