@@ -1,6 +1,6 @@
 """The convolution of `fusing.Run` as one Triton kernel a convolution, for GPUs and few channels.
 
-Libraries' kernels are made for many channels: on the 16 of a ResNet-20 their matrix units mostly multiply padding.
+Libraries' kernels are made for many channels and leave most of a GPU idle on the 16 of a ResNet-20.
 Images lie in memory pixel by pixel (channels_last). A program computes all channels of BLOCK pixels as a sum of
 products over the taps; neighbouring taps read neighbouring memory, so all but the first come out of the cache.
 """

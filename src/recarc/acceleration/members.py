@@ -22,7 +22,6 @@ TILE = {"cuda": 1024, "cpu": 256}  # images at once: fills an H200, and a layer'
 SMALL_TILE = 32  # captured tiles have 32, 64, ... images
 FEW, AGREEMENT = 64, 0.05  # images on which fused logits are compared with plain ones, and what rounding may cause
 STEPS_OF_TILE = 4  # other tiles are padded to a multiple of a quarter on a GPU, so that few sizes occur
-WORTH_COMPILING = {"cuda": 20_000_000, "cpu": 50_000}  # images through a member, above which a minute pays off
 
 
 @dataclass(frozen=True)
@@ -44,31 +43,23 @@ def accelerate(
     ensemble: RandomizedEnsemble | Member,
     precision: str = "float32",
     *,
-    compile: bool | None = None,
+    compile: bool = False,
     graphs: bool | None = None,
     tile: int | None = None,
     one_size: bool = False,
-    work: int = 0,
 ) -> RandomizedEnsemble:
     """A copy of the ensemble to search with: the same functions up to rounding, several times faster.
 
     "float16" rounds like TF32 (10 bits) in half the memory, on a GPU with kernels of our own for few channels.
-    `compile`: None decides by `work`, the number of images that will pass through each member. `graphs` captures
-    each tile as CUDA graphs; None: where every convolution is fused, so that a size costs little to capture. With
-    `one_size` every tile is padded to the full size, so that a sample's figures do not depend on the rest of its
-    batch. Callables that are no modules are used as they are.
+    `compile` takes a while before it pays: for long runs. `graphs` captures each tile as CUDA graphs; None: where every
+    convolution is fused, so that a size costs little to capture. With `one_size` every tile is padded to the full
+    size, so that a sample's figures do not depend on the rest of its batch. Callables that are no modules are used as
+    they are.
     """
     ensemble = as_ensemble(ensemble)
     device = ensemble.device_of_members() or torch.device("cpu")
-    kind = device.type if device.type in TILE else "cpu"
     check_precision(precision, device)
-    settings = Settings(
-        precision,
-        compile=work >= WORTH_COMPILING[kind] if compile is None else compile,
-        graphs=graphs if kind == "cuda" else False,
-        tile=tile,
-        one_size=one_size,
-    )
+    settings = Settings(precision, compile, graphs if device.type == "cuda" else False, tile, one_size)
     if settings.compile:
         prepare_compiler()
     members = [FastMember(m, settings) if isinstance(m, nn.Module) else m for m in ensemble.members]

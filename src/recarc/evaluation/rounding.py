@@ -10,7 +10,7 @@ from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.geometry import Ball
 
 STEPS = 10
-FIRST_STEP, DEPTH = 0.05, 0.02  # in units of eps: rounding moves boundaries by far less
+FIRST_STEP, DEPTH = 0.05, 0.02  # in units of eps: small, for this is no search
 
 
 def settled(

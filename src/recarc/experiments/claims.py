@@ -124,11 +124,12 @@ def _iat(results: Results) -> Found:
 
 
 def _diversity(results: Results) -> Found:
-    found = []
+    once: dict[str, tuple[RowResult, float, float]] = {}  # by ensemble, which may stand in several rows
     for row in _rows(results, "figure4", "figure9"):
         arc, tight = (row.figure(column, 8) or row.figure(column) for column in ("ARC", "tight"))
         if arc is not None and tight is not None:
-            found.append((row, arc.measured, tight.measured))
+            once.setdefault(row.ensemble, (row, arc.measured, tight.measured))
+    found = list(once.values())
     if not found:
         return None
     text = "; ".join(
