@@ -146,7 +146,7 @@ def test_the_folded_copy_follows_the_training_weights(arch: str) -> None:
 
 
 def test_the_fused_copy_follows_the_training_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recarc.training.copies.kernel_convolve", lambda: plain_convolve)
+    monkeypatch.setattr("recarc.acceleration.bodies.kernel_convolve", lambda: plain_convolve)
     torch.manual_seed(0)
     master = build("resnet20", 10).train()
     copies = Copies(master, half=True, attack_mode="eval", fold=True, fuse=True)

@@ -29,7 +29,7 @@ def body_of(folded: nn.Module, precision: str, fuse: bool = True) -> nn.Module:
     """A copy that runs under `precision.running(precision)`; float16 with fused convolutions where they can be."""
     body = copy.deepcopy(folded) if precision == "float32" else copy.deepcopy(folded).float()
     if precision == "float16":
-        body = _with_full_logits(_fused(body) if fuse else body)
+        body = _with_full_logits(fused(body, torch.float16) if fuse else body)
     if any(p.dim() == 4 for p in body.parameters()):
         body = body.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if precision in AUTOCAST:
@@ -44,12 +44,13 @@ def any_size(body: nn.Module) -> bool:
     return any(isinstance(m, Run) for m in body.modules()) and not any(isinstance(m, nn.Conv2d) for m in body.modules())
 
 
-def _fused(body: nn.Module) -> nn.Module:
+def fused(body: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The body with its runs in our kernels; as it is where that cannot be."""
     convolve = kernel_convolve()
     if convolve is None:
         return body
     try:
-        return fuse_runs(body, convolve, torch.float16)
+        return fuse_runs(body, convolve, dtype)
     except InputError:
         return body
 

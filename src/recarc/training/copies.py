@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from recarc.acceleration.bodies import kernel_convolve
-from recarc.acceleration.fusing import Run, fuse_runs
+from recarc.acceleration.bodies import fused
+from recarc.acceleration.fusing import Run
 from recarc.errors import InputError
 from recarc.models.folding import conv_norm_pairs, fold_batch_norm
 
@@ -82,7 +82,7 @@ class _Folding:
         self.rest = [state[name].data for name in rest], [source[name].data for name in rest]
         self.runs: list[Run] = []
         if fuse:
-            self.module = _fused(self.module)
+            self.module = fused(self.module, torch.bfloat16)
             self.runs = [m for m in self.module.modules() if isinstance(m, Run)]
 
     def refresh(self) -> None:
@@ -127,13 +127,7 @@ def frozen_copy(member: nn.Module, half: bool, fold: bool, fuse: bool = False) -
         for module in fixed.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 module.to(torch.bfloat16)
-    return _fused(fixed) if fold and fuse else fixed
-
-
-def _fused(folded: nn.Module) -> nn.Module:
-    convolve = kernel_convolve()
-    assert convolve is not None  # Machine.fuse says so
-    return fuse_runs(folded, convolve, torch.bfloat16)
+    return fused(fixed, torch.bfloat16) if fold and fuse else fixed
 
 
 @contextmanager
