@@ -93,4 +93,4 @@ def test_what_is_shipped_is_intact(name: str) -> None:
 
 
 def test_the_promised_pairs_are_shipped() -> None:
-    assert {"at-resnet20-linf", "bat-resnet20-linf", "bat-resnet20-l2"} <= set(SHIPPED)
+    assert {"at-resnet20-linf", "at-resnet20-l2", "bat-resnet20-linf", "bat-resnet20-l2"} <= set(SHIPPED)
