@@ -119,8 +119,8 @@ def test_trs(team: Team, batch: tuple[Tensor, Tensor]) -> None:
         ce_sum += sum(ce(member(x[b : b + 1])[0], int(y[b])) for member in team.trained)
         g = [sample_gradient(member, x[b], y[b]) for member in team.trained]
         cosines += sum(abs(float(g[i] @ g[j] / g[i].norm() / g[j].norm())) for i, j in ((0, 1), (0, 2), (1, 2))) / 3
-        norms += sum(float(sample_gradient(member, x_adv[b], y[b]).norm()) for member in team.trained) / 3
-    expected = (ce_sum + 5 * (2 * cosines + 2 * norms)) / BATCH
+        norms += sum(float((sample_gradient(m, x_adv[b], y[b]) / 128).norm()) ** 2 for m in team.trained) / 3
+    expected = (ce_sum + 5 * (2 * cosines + 2 * 2 * norms)) / BATCH
     assert total("trs", team, x, x_adv, y) == pytest.approx(expected, rel=1e-5)
 
 

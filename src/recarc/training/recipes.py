@@ -137,7 +137,7 @@ def _digits(method: str) -> Recipe:
     if method == "free":
         return replace(base, replays=4, epochs=8)
     if method == "trs":
-        return replace(base, optimizer="adam", lr=3e-3, diversity=0.1)  # 64 large pixels: steep gradients
+        return replace(base, optimizer="adam", lr=3e-3, diversity=0.1)  # in few epochs the cosines would come first
     if method in ("mrboost", "barre"):
         return replace(base, epochs=10, lr=0.03)  # the margin loss is steep
     return base

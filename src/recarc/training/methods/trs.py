@@ -12,15 +12,18 @@ from recarc.training.method import Method, Parts, Stage, together
 from recarc.training.methods.gal import logits_and_gradients, pairwise_cosines
 from recarc.training.team import Team, random_start
 
-WEIGHT, COSINE, SMOOTH = 5.0, 2.0, 2.0
+WEIGHT, COSINE = 5.0, 2.0
+# Theirs: 2 times twice the squared norm of the gradient of a batch's mean loss, 128 images; here of one image's loss.
+SMOOTH = 2.0 * 2.0 / 128**2
 SEARCH_STEPS = 3  # of the search for points with large gradients
 SEARCH_BALL = Ball("linf", 8 / 255)  # where a run gives no ball of its own
 
 
 class TRS(Method):
-    """sum_i CE_i + 5 (2 mean_{i<j} |cos(grad_i, grad_j)| + 2 mean_i ||grad_i(x')||_2).
+    """sum_i CE_i + 5 (2 mean_{i<j} |cos(grad_i, grad_j)| + 2 mean_i 2 ||grad_i(x') / 128||_2^2).
 
-    x' is found near x by a short ascent on the members' squared gradient norms.
+    x' is found near x by a short ascent on the members' squared gradient norms. The weights are those of the authors'
+    published training, in which gradients are of the mean over a batch of 128.
     """
 
     name = "trs"
@@ -51,7 +54,7 @@ class TRS(Method):
         return {
             "ce": torch.stack([team.loss(row, y) for row in logits]).sum(),
             "cosine": weight * COSINE * pairwise_cosines(gradients).abs().mean(),
-            "smooth": weight * SMOOTH * far.square().sum(2).add(1e-12).sqrt().mean(),
+            "smooth": weight * SMOOTH * far.square().sum(2).mean(),
         }
 
     def probe(self, team: Team, x: Tensor, y: Tensor) -> Tensor:
