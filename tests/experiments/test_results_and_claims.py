@@ -13,6 +13,7 @@ from recarc.errors import InputError
 from recarc.experiments import results
 from recarc.experiments.catalog import ITEMS
 from recarc.experiments.claims import CLAIMS, judge
+from recarc.experiments.gather import gathered
 from recarc.experiments.layout import grids
 from recarc.experiments.render import filled, render, results_page
 from recarc.experiments.results import Figure, ItemResult, RowResult
@@ -86,6 +87,8 @@ CASES = [
     (6, one("figure4", row("eps", ARC_8=0.2, tight_8=0.1)), "refuted"),
     (7, one("table1", row("a", tight=35.2, floor=35)), "confirmed"),
     (7, one("table1", row("a", tight=37, floor=35)), "refuted"),
+    (8, one("figure9", row("adp", APGD_2=16, ARC_2=10, APGD_8=5, ARC_8=0)), "confirmed"),
+    (8, one("figure9", row("adp", APGD_2=16, ARC_2=19, APGD_8=5, ARC_8=0)), "refuted"),
 ]
 
 
@@ -104,11 +107,46 @@ def test_a_claim_names_the_training_and_counts_an_ensemble_once() -> None:
     assert "over 1 ensembles" in judged.evidence and "(n = 100, fast, 10 epochs)" in judged.evidence
 
 
+def test_an_ensemble_of_which_one_member_is_drawn_alone_judges_nothing() -> None:
+    single = replace(row("b", APGD=41, ARC=38, AT=41), alpha=(1.0, 0.0))
+    judged = judge(one("table1", replace(row("a", APGD=56, ARC=37, AT=42), alpha=(0.9, 0.1)), single))
+    assert [j.verdict for j in judged[:2]] == ["confirmed"] * 2
+    assert all("chose the first member alone: b." in j.evidence for j in judged[:2])
+    assert [j.verdict for j in judge(one("table1", single))[:2]] == ["not measured yet"] * 2
+
+
+def test_what_one_image_makes_is_no_difference() -> None:
+    few = replace(row("linf", images=64, axis="G", ARC_4=1.5625, ARC_50=1.0417), alpha=(1 / 3, 1 / 3, 1 / 3))
+    assert judge(one("table5-imagenet-sample", few))[4].verdict == "confirmed"
+    assert judge(one("table5-imagenet-sample", replace(few, images=640)))[4].verdict == "refuted"
+
+
+def test_the_floor_is_judged_by_the_usual_effort() -> None:
+    hasty = replace(row("l2", tight=4, floor=3), attacks={"tight": "Tight(preset='quick')"})
+    assert judge(one("imagenet-sample", hasty))[7].verdict == "not measured yet"
+    judged = judge({**one("imagenet-sample", hasty), **one("table1", row("a", tight=35.2, floor=35))})[7]
+    assert judged.verdict == "confirmed"
+    assert "With the preset quick: cifar10 l2 4.00 over 3.00 (n = 100)." in judged.evidence
+
+
+def test_a_row_counts_for_every_item_that_asks_the_same(tmp_path: Path) -> None:
+    results.write(tmp_path, ItemResult("table1", "t", (row("resnet20-linf", images=50, ARC=40.0),)))
+    results.write(tmp_path, ItemResult("figure3", "t", (row("alpha", ARC=30.0), row("K", ARC=31.0))))
+    results.write(tmp_path, ItemResult("figure6", "t", (row("cifar10-linf-K", images=7, ARC=1.0),)))
+    found = gathered(tmp_path)
+    assert [(r.row, r.images) for r in found["figure1"].rows] == [("resnet20-linf", 50)]
+    assert [r.row for r in found["table2"].rows] == ["cifar10-linf"]
+    assert [(r.row, r.figures[0].measured) for r in found["figure6"].rows] == [
+        ("cifar10-linf-alpha", 30.0),
+        ("cifar10-linf-K", 31.0),  # on more images than its own
+    ]
+    assert found["table3"].rows == ()
+
+
 def test_the_page_holds_tables_pictures_and_what_is_missing(tmp_path: Path) -> None:
     keep, docs = tmp_path / "results" / "paper", tmp_path / "docs"
     results.write(keep, ItemResult("table3", "t", (row("linf", APGD=55.9, ARC=37.1),)))
     results.write(keep, ItemResult("figure3", "t", (row("alpha", axis="alpha", **{"ARC_0.5": 20.0}),)))
-    (keep / "figure3.png").write_bytes(b"")
     (page,) = render(keep, docs)
     text = page.read_text()
     assert "| linf | 100 |  | 55.90 | 37.10 |" in text
@@ -134,7 +172,7 @@ def test_the_measured_part_of_a_document_is_replaced_and_nothing_else() -> None:
 
 def test_the_documents_say_what_the_results_say() -> None:
     keep, docs = ROOT / "results" / "paper", ROOT / "docs"
-    found = {name: results.read(keep, name, item.title) for name, item in ITEMS.items()}
+    found = gathered(keep)
     assert (docs / "results.md").read_text() == results_page(found, keep, docs), "run recarc reproduce --render"
     for path in keep.glob("*.json"):
         for entry in json.loads(path.read_text())["rows"]:

@@ -171,12 +171,12 @@ def _list(keep: Path, recipe: str, data_dir: Path | None, as_json: bool) -> None
     from recarc.data import available
     from recarc.experiments import costs
     from recarc.experiments.catalog import ITEMS
-    from recarc.experiments.results import read
+    from recarc.experiments.gather import gathered
 
     states = {row.name: row.state for row in available(data_dir)}
-    rows = []
+    rows, found = [], gathered(keep)
     for name, item in ITEMS.items():
-        done = [row for row in read(keep, name).rows if row.row in {r.name for r in item.rows} or not item.rows]
+        done = [row for row in found[name].rows if row.row in {r.name for r in item.rows} or not item.rows]
         rows.append(
             {
                 "item": name,
@@ -198,7 +198,7 @@ def _list(keep: Path, recipe: str, data_dir: Path | None, as_json: bool) -> None
     for entry in rows:
         told: Any = entry
         data = "\n".join(f"{name}: {state}" for name, state in told["data"].items()) or "none"
-        count = f"{len(told['measured'])} of {len(told['rows']) or 1} rows"
+        count = f"{len(told['measured'])} of {len(told['rows']) or len(told['measured']) or 1} rows"
         table.add_row(told["item"], told["title"], data, told["cost"], count)
     Console().print(table)
 

@@ -42,11 +42,15 @@ def draw(item: Item, result: ItemResult, folder: Path) -> Path | None:
 
 def _scatter(place: Any, rows: tuple[RowResult, ...]) -> None:
     """Robust accuracy against multiply-adds of one query, which a randomized ensemble does not raise."""
+    nets = {row.row: row.row.rpartition("-")[0] for row in rows}
     for column, (marker, colour) in STYLES.items():
-        points = [(MMACS[row.row.rpartition("-")[0]], f.measured) for row in rows if (f := row.figure(column))]
+        points = [(MMACS[nets[row.row]], f.measured) for row in rows if (f := row.figure(column))]
         if points:
             place.plot(*zip(*sorted(points)), marker, color=colour, label=column)
     place.set(xscale="log", xlabel="million multiply-adds a query", ylabel="robust accuracy [%]")
+    marks = {MMACS[net]: f"{net} {MMACS[net]:g}" for net in nets.values()}
+    place.set_xticks(list(marks), list(marks.values()), rotation=60, ha="right", fontsize=7)
+    place.minorticks_off()
     place.legend(fontsize=7)
 
 

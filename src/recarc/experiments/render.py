@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 from recarc.errors import InputError
-from recarc.experiments import results
 from recarc.experiments.catalog import ITEMS
 from recarc.experiments.claims import judge
+from recarc.experiments.figures import draw
+from recarc.experiments.gather import gathered
 from recarc.experiments.layout import grids
 from recarc.experiments.recipe import Item
 from recarc.experiments.results import ItemResult, RowResult
@@ -32,10 +33,12 @@ was chosen in the precision of the search.
 
 
 def render(folder: Path, docs: Path) -> list[Path]:
-    """Writes docs/results.md, and the measured part of docs/full_size.md where that file is."""
+    """Draws the figures beside the results; writes docs/results.md and the measured part of docs/full_size.md."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder of results; expected files that `recarc reproduce` wrote")
-    found = {name: results.read(folder, name, item.title) for name, item in ITEMS.items()}
+    found = gathered(folder)
+    for name, item in ITEMS.items():
+        draw(item, found[name], folder)
     docs.mkdir(parents=True, exist_ok=True)
     page = docs / "results.md"
     page.write_text(results_page(found, folder, docs), encoding="utf-8")
