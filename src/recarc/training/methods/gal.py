@@ -7,6 +7,7 @@ from torch import Tensor
 
 from recarc.losses import cross_entropy
 from recarc.training.method import Method, Parts, Stage, together
+from recarc.training.second_order import second_order
 from recarc.training.team import Team
 
 COHERENCE = 0.5
@@ -34,7 +35,8 @@ class GAL(Method):
 def logits_and_gradients(team: Team, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """(M, B, C) logits and (M, B, D) gradients of each member's cross-entropy in x; both differentiable in weights."""
     x = x.detach().requires_grad_()
-    logits = torch.stack([member(x).float() for member in team.trained])
+    with second_order():
+        logits = torch.stack([member(x).float() for member in team.trained])
     gradients = [torch.autograd.grad(cross_entropy(row, y).sum(), x, create_graph=True)[0] for row in logits]
     return logits, torch.stack([g.float().flatten(1) for g in gradients])
 

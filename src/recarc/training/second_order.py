@@ -1,0 +1,113 @@
+"""Convolutions whose second derivatives are convolutions of the same size.
+
+A convolution y = w * x has two gradients, and all three are bilinear: y in (x, w), the gradient in x in (g, w), that in
+w in (x, g). So each one's derivatives are the other two again. PyTorch takes the second derivative in the weights by a
+convolution of its own instead, with the images of the batch for channels and kernels as large as an image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+
+
+class Shape(NamedTuple):
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def back(self, g: Tensor, x: Tensor, w: Tensor, wanted: tuple[bool, bool, bool]) -> tuple[Tensor, ...]:
+        none = [0] * len(self.padding)
+        return torch.ops.aten.convolution_backward(
+            g, x, w, None, self.stride, self.padding, self.dilation, False, none, self.groups, wanted
+        )
+
+
+class _Output(Function):
+    """y of (x, w)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, shape: Shape) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.shape = shape
+        return torch.conv2d(x, w, None, *shape)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, w = ctx.saved_tensors
+        in_x = _InputGradient.apply(g, w, x, ctx.shape) if ctx.needs_input_grad[0] else None
+        in_w = _WeightGradient.apply(x, g, w, ctx.shape) if ctx.needs_input_grad[1] else None
+        return in_x, in_w, None
+
+
+class _InputGradient(Function):
+    """The gradient in x, of (g, w); of x only the shape counts."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, w: Tensor, x: Tensor, shape: Shape) -> Tensor:
+        ctx.save_for_backward(g, w)
+        ctx.shape = shape
+        return shape.back(g, x, w, (True, False, False))[0]
+
+    @staticmethod
+    def backward(ctx: Any, gg: Tensor) -> tuple[Tensor | None, ...]:
+        g, w = ctx.saved_tensors
+        in_g = _Output.apply(gg, w, ctx.shape) if ctx.needs_input_grad[0] else None
+        in_w = _WeightGradient.apply(gg, g, w, ctx.shape) if ctx.needs_input_grad[1] else None
+        return in_g, in_w, None, None
+
+
+class _WeightGradient(Function):
+    """The gradient in w, of (x, g); of w only the shape counts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, g: Tensor, w: Tensor, shape: Shape) -> Tensor:
+        ctx.save_for_backward(x, g)
+        ctx.shape = shape
+        return shape.back(g, x, w, (False, True, False))[1]
+
+    @staticmethod
+    def backward(ctx: Any, gg: Tensor) -> tuple[Tensor | None, ...]:
+        x, g = ctx.saved_tensors
+        in_x = _InputGradient.apply(g, gg, x, ctx.shape) if ctx.needs_input_grad[0] else None
+        in_g = _Output.apply(x, gg, ctx.shape) if ctx.needs_input_grad[1] else None
+        return in_x, in_g, None, None
+
+
+class second_order(TorchFunctionMode):
+    """Inside, `torch.conv2d` is one to be differentiated twice. Other functions are left alone."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.conv2d:
+            return _convolved(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _convolved(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | str | tuple[int, ...] = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+) -> Tensor:
+    if isinstance(padding, str):
+        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    kind = input.device.type
+    if torch.is_autocast_enabled(kind):
+        input, weight = (t.to(torch.get_autocast_dtype(kind)) for t in (input, weight))
+    y: Tensor = _Output.apply(input, weight, Shape(_pair(stride), _pair(padding), _pair(dilation), groups))
+    return y if bias is None else y + bias.to(y.dtype)[:, None, None]
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (value, value) if isinstance(value, int) else tuple(value)

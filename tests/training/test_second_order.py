@@ -1,0 +1,68 @@
+"""Second derivatives of convolutions: PyTorch's own, by another way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recarc.models import build
+from recarc.training.second_order import second_order
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(4, 6, 3, padding=1),
+        nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False),
+        nn.Conv2d(4, 8, 3, dilation=2, groups=4),
+        nn.Conv2d(4, 6, 1, stride=2),
+    ],
+    ids=["plain", "strided", "grouped", "pointwise"],
+)
+def test_derivatives_up_to_the_second_are_right(conv: nn.Conv2d) -> None:
+    conv = conv.double()
+    x = torch.rand(2, 4, 7, 7, dtype=torch.float64, requires_grad=True)
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        with second_order():
+            return F.conv2d(x, w, conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups)
+
+    assert torch.allclose(run(x, conv.weight), conv(x), rtol=1e-12)
+    assert torch.autograd.gradcheck(run, (x, conv.weight))
+    assert torch.autograd.gradgradcheck(run, (x, conv.weight))
+
+
+def penalised(net: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    logits = net(x).float()
+    (g,) = torch.autograd.grad(F.cross_entropy(logits, y, reduction="sum"), x, create_graph=True)
+    return list(torch.autograd.grad(F.cross_entropy(logits, y) + g.square().sum(), list(net.parameters())))
+
+
+@pytest.mark.parametrize("arch", ["resnet20", "mobilenetv1"])
+def test_a_net_gets_the_same_weight_gradients(arch: str) -> None:
+    torch.manual_seed(0)
+    net, x, y = build(arch, 10, 3, 32).train(), torch.rand(4, 3, 32, 32), torch.arange(4)
+    expected = penalised(net, x, y)
+    with second_order():
+        found = penalised(net, x, y)
+    for a, b in zip(expected, found, strict=True):
+        assert float((a - b).norm()) <= 1e-3 * float(a.norm()) + 1e-6
+
+
+def test_autocast_lowers_the_precision_as_without() -> None:
+    conv, x = nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = conv(x)
+        with second_order():
+            found = conv(x)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    assert torch.allclose(found.float(), expected.float(), atol=0.02)
+
+
+def test_padding_by_name_is_left_alone() -> None:
+    conv, x = nn.Conv2d(3, 4, 3, padding="same"), torch.rand(2, 3, 8, 8)
+    with second_order():
+        assert torch.equal(conv(x), conv(x))
