@@ -96,7 +96,7 @@ CASES = [
 def test_claims_follow_the_figures(number: int, measured: dict[str, ItemResult], verdict: str) -> None:
     judged = judge(measured)[number]
     assert judged.verdict == verdict
-    assert "n = 100" in judged.evidence
+    assert judged.summary and "n = 100" in judged.evidence[0]
     assert all(j.verdict == "not measured yet" for j in judge({}))
     assert len(judge({})) == len(CLAIMS)
 
@@ -104,14 +104,15 @@ def test_claims_follow_the_figures(number: int, measured: dict[str, ItemResult],
 def test_a_claim_names_the_training_and_counts_an_ensemble_once() -> None:
     same = replace(row("a", APGD=56, ARC=37), ensemble="zoo:a", recipe="fast, 10 epochs")
     judged = judge({**one("table1", same), **one("table2", replace(same, row="b"))})[0]
-    assert "over 1 ensembles" in judged.evidence and "(n = 100, fast, 10 epochs)" in judged.evidence
+    assert "over 1 ensemble." in judged.summary
+    assert judged.evidence == ("a: 56.00 against 37.00 (n = 100, fast, 10 epochs)",)
 
 
 def test_an_ensemble_of_which_one_member_is_drawn_alone_judges_nothing() -> None:
     single = replace(row("b", APGD=41, ARC=38, AT=41), alpha=(1.0, 0.0))
     judged = judge(one("table1", replace(row("a", APGD=56, ARC=37, AT=42), alpha=(0.9, 0.1)), single))
     assert [j.verdict for j in judged[:2]] == ["confirmed"] * 2
-    assert all("chose the first member alone: b." in j.evidence for j in judged[:2])
+    assert all("chose the first member alone: b." in j.summary for j in judged[:2])
     assert [j.verdict for j in judge(one("table1", single))[:2]] == ["not measured yet"] * 2
 
 
@@ -126,7 +127,7 @@ def test_the_floor_is_judged_by_the_usual_effort() -> None:
     assert judge(one("imagenet-sample", hasty))[7].verdict == "not measured yet"
     judged = judge({**one("imagenet-sample", hasty), **one("table1", row("a", tight=35.2, floor=35))})[7]
     assert judged.verdict == "confirmed"
-    assert "With the preset quick: cifar10 l2 4.00 over 3.00 (n = 100)." in judged.evidence
+    assert "cifar10 l2: 4.00 over 3.00 with the preset quick (n = 100)" in judged.evidence
 
 
 def test_a_row_counts_for_every_item_that_asks_the_same(tmp_path: Path) -> None:
