@@ -192,15 +192,17 @@ def _list(keep: Path, recipe: str, data_dir: Path | None, as_json: bool) -> None
         print_json({"items": rows})
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.padding import Padding
+    from rich.text import Text
 
-    table = Table("item", "what", "data", "cost on one H200, all rows (rough)", "measured")
+    console = Console(soft_wrap=False)
+    console.print("Costs: roughly, on one H200, for all rows of an item.\n")
     for entry in rows:
         told: Any = entry
-        data = "\n".join(f"{name}: {state}" for name, state in told["data"].items()) or "none"
-        count = f"{len(told['measured'])} of {len(told['rows']) or len(told['measured']) or 1} rows"
-        table.add_row(told["item"], told["title"], data, told["cost"], count)
-    Console().print(table)
+        console.print(Text.assemble((told["item"], "bold"), f"  {told['title']}"))
+        data = ", ".join(f"{name} {state}" for name, state in told["data"].items())
+        count = f"{len(told['measured'])} of {len(told['rows']) or len(told['measured']) or 1} rows measured"
+        console.print(Padding("; ".join(part for part in (data, told["cost"], count) if part), (0, 0, 0, 4)))
 
 
 def _print(result: ItemResult) -> None:
