@@ -10,14 +10,24 @@ from typing import Any
 import pytest
 import torch
 from small_training import small
+from torch import nn
 
-from recarc import InputError
+from recarc import InputError, RandomizedEnsemble
 from recarc.cli.app import run as command_line
+from recarc.models import build
 from recarc.training import TrainingError, train
 from recarc.training.checkpoint import STATE, RunFolder
 from recarc.training.lane import Lane
 
+OWN = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))  # a module that no folder can describe
 DIGITS = ["--device", "cpu", "--data", "digits", "--arch", "cnn", "--norm", "linf", "--eps", "0.15"]
+
+
+def changed_head() -> nn.Module:
+    """A member that is no longer what its description says."""
+    member = build("cnn", 10, 1, 8, width=4)
+    member.net.fc = nn.Linear(3, 10)  # type: ignore[union-attr]
+    return member
 
 
 @pytest.mark.parametrize(
@@ -46,6 +56,12 @@ DIGITS = ["--device", "cpu", "--data", "digits", "--arch", "cnn", "--norm", "lin
         ({"alpha": [0.5, 0.4]}, "alpha has 2 values for 1 members"),
         ({"device": "cuda:99"}, "device 'cuda:99' is not available"),
         ({"start": "nowhere"}, "nowhere is not an ensemble folder"),
+        ({"method": "bat", "start": [OWN]}, r"member 0 \(Sequential\) does not say how to build it again"),
+        ({"method": "bat", "start": [build("cnn", 7, 1, 8)]}, "member 0 of start has 7 classes, but the data have 10"),
+        ({"method": "bat", "start": [changed_head()]}, "member 0 of start does not fit its own description"),
+        ({"method": "bat", "start": [torch.relu]}, "member 0 of start is a builtin.*, not a torch.nn.Module"),
+        ({"method": "bat", "start": RandomizedEnsemble([OWN, torch.relu])}, "member 1 of start is a builtin"),
+        ({"method": "bat", "start": OWN}, r"start is one Sequential; give a list of members"),
     ],
 )
 def test_bad_input_is_refused_before_any_compute(arguments: dict[str, Any], told: str, tmp_path: Path) -> None:
@@ -63,6 +79,11 @@ def test_a_large_eps_that_is_meant_is_taken() -> None:
 def test_all_members_given_leaves_nothing_to_train(at: Any) -> None:
     with pytest.raises(InputError, match="nothing to train"):
         small("iat", members=1, start=at)
+
+
+def test_own_modules_can_be_given_where_nothing_is_saved() -> None:
+    ensemble = small("bat", start=[OWN], epochs=0.1)
+    assert [type(m).__name__ for m in ensemble.members] == ["Sequential", "Classifier"]
 
 
 def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_last_good_checkpoint(

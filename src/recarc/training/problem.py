@@ -18,8 +18,10 @@ from recarc.data.loading import load
 from recarc.ensemble import RandomizedEnsemble, validated_alpha
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball, Norm
+from recarc.models.factories import make_member, spec_of, unwrapped
 from recarc.models.registry import build, names
 from recarc.models.store import load_ensemble
+from recarc.models.weights import check_fit
 from recarc.training.method import Method
 from recarc.training.methods import method_named
 from recarc.training.recipes import Recipe, recipe_for
@@ -84,9 +86,10 @@ def pose(
     alpha: Sequence[float] | None,
     arch_options: Mapping[str, Any],
     confirm: bool,
+    saved: bool,
     data_dir: str | Path | None = None,
 ) -> Problem:
-    """Checks everything that can be checked without training."""
+    """Checks everything that can be checked without training; `saved`: the result goes into an ensemble folder."""
     chosen = method_named(method)
     if arch not in names():
         raise unknown("architecture", arch, names())
@@ -112,7 +115,19 @@ def pose(
     weights = None if alpha is None else validated_alpha(alpha, count)
     problem = Problem(chosen, images, arch, ball, knobs, recipe, count, seed, given, weights, arch_options)
     problem.fresh_member(0)
+    check_given(given, len(images.classes), saved)
     return problem
+
+
+def check_given(given: Sequence[nn.Module], classes: int, saved: bool) -> None:
+    """The given members answer with the classes of the data and, where they are to be saved, can be."""
+    for i, member in enumerate(given):
+        told = getattr(getattr(member, "spec", None), "classes", None)
+        if told is not None and told != classes:
+            raise InputError(f"member {i} of start has {told} classes, but the data have {classes}")
+        if saved:
+            expected = make_member(spec_of(member, i)).state_dict()
+            check_fit(expected, unwrapped(member).state_dict(), f"member {i} of start", "its own description")
 
 
 def check_sizes(recipe: Recipe, data: ImageSet) -> None:
@@ -152,8 +167,14 @@ def _given(start: str | Path | RandomizedEnsemble | Sequence[nn.Module] | None) 
         return ()
     if isinstance(start, str | Path):
         start = load_ensemble(start)
-    members = start.members if isinstance(start, RandomizedEnsemble) else tuple(start)
-    return tuple(m for m in members if isinstance(m, nn.Module))
+    if isinstance(start, nn.Module) and not isinstance(start, RandomizedEnsemble):
+        raise InputError(f"start is one {type(start).__name__}; give a list of members, such as [member]")
+    given = []
+    for i, member in enumerate(start.members if isinstance(start, RandomizedEnsemble) else start):
+        if not isinstance(member, nn.Module):
+            raise InputError(f"member {i} of start is a {type(member).__name__}, not a torch.nn.Module")
+        given.append(member)
+    return tuple(given)
 
 
 def _weights_hash(member: nn.Module) -> str:

@@ -77,6 +77,7 @@ def train(
         alpha=alpha,
         arch_options=arch_options or {},
         confirm=confirm,
+        saved=out is not None,
         data_dir=data_dir,
     )
     check_batch(problem.recipe.batch, group)
