@@ -128,6 +128,7 @@ REFUSED = [
     (("table3", "--tight", "very"), "unknown --tight 'very'"),
     (("table3", "--ensemble", "nowhere"), "need 2 ensembles"),
     (("table3", "--ensemble", "bat-x=nowhere"), "is not needed by table3"),
+    (("table3", "--ensemble", "bat-x=nowhere", "--train-only"), "is not needed by table3"),
     (("table3", "--only", "l2", "--ensemble", "nowhere"), "nowhere is not an ensemble folder"),
     ((), "which item?"),
 ]
@@ -181,6 +182,11 @@ def test_the_list_shows_data_cost_and_state(
     assert items["figure2"]["measured"] == ["two members", "three members"] and items["table3"]["measured"] == []
     assert set(items["table2"]["data"]) == {"svhn", "cifar10", "cifar100", "imagenet"}
     assert items["table1"]["cost"].startswith("train ")
+    (tmp_path / "results" / "paper").mkdir(parents=True)  # of a checkout; --out was given, so it does not count
+    assert run(words) == 0
+    items = {entry["item"]: entry for entry in json.loads(capsys.readouterr().out)["items"]}
+    assert items["figure2"]["measured"] == ["two members", "three members"]
     assert run([word for word in words if word != "--json"]) == 0
+    assert "2 of 2 rows measured" in capsys.readouterr().out
     assert run(["reproduce", "--render", "--results", str(tmp_path / "results"), "--docs", str(tmp_path / "docs")]) == 0
     assert "## figure2" in (tmp_path / "docs" / "results.md").read_text()

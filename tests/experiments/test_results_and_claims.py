@@ -13,6 +13,7 @@ from recarc.errors import InputError
 from recarc.experiments import results
 from recarc.experiments.catalog import ITEMS
 from recarc.experiments.claims import CLAIMS, judge
+from recarc.experiments.curves import IAT_GAIN
 from recarc.experiments.gather import gathered
 from recarc.experiments.layout import grids
 from recarc.experiments.render import filled, render, results_page
@@ -47,9 +48,12 @@ def test_rows_are_merged_in_the_recipes_order(tmp_path: Path) -> None:
 
 def test_a_row_on_more_images_is_not_replaced(tmp_path: Path) -> None:
     results.write(tmp_path, ItemResult("table3", "t", (row("linf", images=10000, ARC=40.0),)))
-    results.check_replaceable(tmp_path, "table3", ["linf"], {"linf": 10000})
+    results.check_replaceable(tmp_path, "table3", {"linf": 10000}, tight=False)
     with pytest.raises(InputError, match="measured on 10000 images; this run has only 50"):
-        results.check_replaceable(tmp_path, "table3", ["linf"], {"linf": 50})
+        results.check_replaceable(tmp_path, "table3", {"linf": 50})
+    results.write(tmp_path, ItemResult("table3", "t", (row("linf", ARC=40.0, tight=30.0),)))
+    with pytest.raises(InputError, match="measured with tight; this run leaves it out"):
+        results.check_replaceable(tmp_path, "table3", {"linf": 100}, tight=False)
 
 
 def test_processes_add_rows_at_the_same_time(tmp_path: Path) -> None:
@@ -112,22 +116,49 @@ def test_an_ensemble_of_which_one_member_is_drawn_alone_judges_nothing() -> None
     single = replace(row("b", APGD=41, ARC=38, AT=41), alpha=(1.0, 0.0))
     judged = judge(one("table1", replace(row("a", APGD=56, ARC=37, AT=42), alpha=(0.9, 0.1)), single))
     assert [j.verdict for j in judged[:2]] == ["confirmed"] * 2
-    assert all("chose the first member alone: b." in j.summary for j in judged[:2])
+    assert "not counted, alpha chose f1 alone: b: 41.00 against 38.00 (n = 100)" in judged[0].evidence
     assert [j.verdict for j in judge(one("table1", single))[:2]] == ["not measured yet"] * 2
 
 
-def test_what_one_image_makes_is_no_difference() -> None:
-    few = replace(row("linf", images=64, axis="G", ARC_4=1.5625, ARC_50=1.0417), alpha=(1 / 3, 1 / 3, 1 / 3))
-    assert judge(one("table5-imagenet-sample", few))[4].verdict == "confirmed"
-    assert judge(one("table5-imagenet-sample", replace(few, images=640)))[4].verdict == "refuted"
+def test_intervals_can_leave_a_claim_open() -> None:
+    def measured(diff: float, half: float) -> dict[str, ItemResult]:
+        gap = Figure("Diff", -diff, (-diff - half, -diff + half), unit="points")
+        plain = row("a", APGD=40 + diff, ARC=40)
+        return one("table1", replace(plain, figures=(*plain.figures, gap)))
+
+    found = [judge(measured(*case))[0].verdict for case in ((12, 2), (9, 2), (7, 2), (4, 2))]
+    assert found == ["confirmed", "not decided on so few images", "not decided on so few images", "refuted"]
+    ends = [Figure("ARC", value, (value - 3, value + 3), x=x) for x, value in ((1, 51.4), (8, 54.2))]
+    sweep = RowResult("M", tuple(ends), 100, axis="M")
+    assert judge(one("figure10", sweep))[5].verdict == "not decided on so few images"
+    paired = Figure(IAT_GAIN, 2.8, (2.7, 2.9), unit="points")
+    assert judge(one("figure10", replace(sweep, figures=(*ends, paired))))[5].verdict == "confirmed"
+
+
+def test_fewer_planes_than_there_are_do_not_judge_the_full_search() -> None:
+    few = replace(row("linf", axis="G", ARC_4=1.5, ARC_50=1.0), data="imagenet")
+    assert judge(one("table5-imagenet-sample", few))[4].verdict == "not measured yet"
+    both = {**one("table5-imagenet-sample", few), **one("table5-cifar10", row("l2", axis="G", ARC_4=37, ARC_9=37))}
+    assert judge(both)[4].verdict == "confirmed" and "far from all planes" in judge(both)[4].evidence[1]
 
 
 def test_the_floor_is_judged_by_the_usual_effort() -> None:
     hasty = replace(row("l2", tight=4, floor=3), attacks={"tight": "Tight(preset='quick')"})
     assert judge(one("imagenet-sample", hasty))[7].verdict == "not measured yet"
-    judged = judge({**one("imagenet-sample", hasty), **one("table1", row("a", tight=35.2, floor=35))})[7]
+    sweep = replace(row("eps", axis="255 eps", tight_2=6, floor_2=4, tight_8=1, floor_8=1), ensemble="adp")
+    usual = one("table1", row("a", tight=35.2, floor=35))
+    judged = judge({**one("imagenet-sample", hasty), **usual, **one("figure9", sweep)})[7]
     assert judged.verdict == "confirmed"
-    assert "cifar10 l2: 4.00 over 3.00 with the preset quick (n = 100)" in judged.evidence
+    assert judged.evidence[1:] == (
+        "with the preset quick, cifar10 l2: 4.00 over 3.00 (n = 100)",
+        "with the preset quick, adp at 255 eps 2: 6.00 over 4.00 (n = 100)",
+    )
+
+
+def test_of_several_rows_on_an_ensemble_the_best_measured_speaks() -> None:
+    quick = replace(row("eps", images=100, ARC_8=15, tight_8=1), attacks={"tight": "Tight(preset='quick')"})
+    full = row("dverge-linf", images=1000, ARC=14, tight=0)
+    assert "n = 1000" in judge(one("figure4", quick, full))[6].evidence[0]
 
 
 def test_a_row_counts_for_every_item_that_asks_the_same(tmp_path: Path) -> None:
@@ -139,7 +170,7 @@ def test_a_row_counts_for_every_item_that_asks_the_same(tmp_path: Path) -> None:
     assert [r.row for r in found["table2"].rows] == ["cifar10-linf"]
     assert [(r.row, r.figures[0].measured) for r in found["figure6"].rows] == [
         ("cifar10-linf-alpha", 30.0),
-        ("cifar10-linf-K", 31.0),  # on more images than its own
+        ("cifar10-linf-K", 1.0),  # its own
     ]
     assert found["table3"].rows == ()
 
@@ -162,6 +193,8 @@ def test_a_paper_number_stands_beside_ours() -> None:
     (grid,) = grids(measured)
     assert grid.header == ["row", "images", "alpha", "ARC", "(paper)"]
     assert grid.cells == [["a", "10", "", "37.10 ± 1.00", "40.71"]]
+    (grid,) = grids(ItemResult("t", "", (RowResult("a", (Figure("ARC", 1.0, (0.2, 4.2)),), 10),)))
+    assert grid.cells[0][-1] == "1.00 [0.20, 4.20]"
 
 
 def test_the_measured_part_of_a_document_is_replaced_and_nothing_else() -> None:

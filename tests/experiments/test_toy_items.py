@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from recarc.experiments import results
 from recarc.experiments.catalog import ITEMS
 from recarc.experiments.figures import draw
 from recarc.experiments.layout import grids, is_matrix, matrix_of
-from recarc.experiments.recipe import Row
-from recarc.experiments.results import RowResult
+from recarc.experiments.recipe import Difference, Row
+from recarc.experiments.results import ItemResult, RowResult
 from recarc.experiments.runner import Reproduction
 from recarc.experiments.special import SPECIAL, special_rows
 from recarc.experiments.workshop import Workshop
@@ -20,7 +21,7 @@ from recarc.experiments.workshop import Workshop
 def check_row(row: Row, found: RowResult) -> None:
     wanted = {reading.column for m in row.measurements for reading in m.readings if reading.what != "cross"}
     columns = {figure.column for figure in found.figures}
-    assert wanted | {d.column for d in row.differences} <= columns
+    assert wanted | {d.column for d in row.differences if found.figure(d.of, d.of_x)} <= columns
     assert found.images == 8 and found.command and found.date and found.hardware and found.ensemble
     assert found.data == row.data and found.alpha is not None and sum(found.alpha) == pytest.approx(1)
     for figure in found.figures:
@@ -50,6 +51,16 @@ def test_an_item_runs_and_is_kept(name: str, toy_shop: Workshop, tmp_path: Path)
     picture = draw(item, found, tmp_path)
     if item.drawing in ("scatter", "lines", "matrix"):
         assert picture is not None and picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_difference_between_two_places_of_a_sweep(toy_shop: Workshop, tmp_path: Path) -> None:
+    sizes = next(row for row in ITEMS["figure10"].rows if row.name == "M")
+    row = replace(sizes, differences=(Difference("gain", "ARC", "ARC", of_x=3, less_x=1),))
+    found = Reproduction(ITEMS["figure10"], [row], toy_shop, tmp_path, progress=False).measured(row)
+    one, three, gain = found.figure("ARC", 1), found.figure("ARC", 3), found.figure("gain")
+    assert one and three and gain and gain.interval
+    assert gain.measured == pytest.approx(three.measured - one.measured, abs=1e-3) and gain.unit == "points"
+    assert all("gain" not in grid.header for grid in grids(ItemResult("figure10", "", (found,))))
 
 
 def test_the_picture_of_figure_2_shows_what_the_paper_says(toy_shop: Workshop, tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def reproduce(
     ] = None,
     tight: Annotated[str | None, typer.Option(help="Effort of our own columns: quick ... thorough, or none.")] = None,
     train_only: Annotated[bool, typer.Option("--train-only", help="Make the ensembles and stop.")] = False,
-    out: Annotated[Path, typer.Option(help="Ensembles and runs; the same command goes on.")] = Path("reproduce"),
+    out: Annotated[
+        Path | None, typer.Option(help="Ensembles and runs (reproduce by default); the same command goes on.")
+    ] = None,
     results: Annotated[Path | None, typer.Option(help="Where results go; OUT/results by default.")] = None,
     docs: Annotated[Path, typer.Option(help="Where --render writes.")] = Path("docs"),
     data_dir: Annotated[Path | None, typer.Option(help="Where the data sets are (else RECARC_DATA).")] = None,
@@ -52,13 +54,17 @@ def reproduce(
 
     Example: `recarc reproduce table3 --limit 1000 --device cuda`
 
-    With an ensemble that is there: `recarc reproduce figure3 --ensemble zoo:bat-resnet20-linf`
+    In some minutes on a CPU: `recarc reproduce table5-cifar10 --only linf --limit 50`
+
+    With an ensemble of your own: `recarc reproduce figure3 --only alpha --limit 50 --tight none --ensemble DIR`
 
     On several GPUs: `torchrun --nproc-per-node=8 -m recarc reproduce table2 --only imagenet-linf --train-only`
     """
+    chosen = results is not None or out is not None
+    out = out or Path("reproduce")
     keep = results or out / "results"
     if list_ or render:
-        kept = results or (KEPT if KEPT.is_dir() else keep)
+        kept = keep if chosen or not KEPT.is_dir() else KEPT
         _list(kept, recipe, data_dir, json_) if list_ else _render(kept, docs)
         return
     if item is None:
@@ -109,7 +115,7 @@ def reproduce(
         rows = workshop.reachable(rows)
     workshop.check_epochs(wanted, rows)
     if train_only:
-        _train(workshop, rows)
+        _train(wanted, workshop, rows)
         return
     result = _measure(wanted, rows, workshop, keep, quiet)
     if json_:
@@ -118,6 +124,10 @@ def reproduce(
         print_json({"results": str(keep / f"{item}.json"), **asdict(result)})
     elif not quiet:
         _print(result)
+        if item == "throughput":
+            from recarc.experiments.throughput import costs
+
+            print(f"\n{costs(result)}")
 
 
 def _measure(item: Any, rows: list[Any], workshop: Any, keep: Path, quiet: bool) -> ItemResult:
@@ -133,7 +143,8 @@ def _measure(item: Any, rows: list[Any], workshop: Any, keep: Path, quiet: bool)
     return result
 
 
-def _train(workshop: Any, rows: list[Any]) -> None:
+def _train(item: Any, workshop: Any, rows: list[Any]) -> None:
+    workshop.check(item, rows)
     with _training_errors():
         for row in rows:
             workshop.ensemble(row.made)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from recarc.ensemble import Member, RandomizedEnsemble
 from recarc.evaluation.samples import Samples, tensor_hash
 from recarc.geometry import Ball
+from recarc.provenance import commit
 
 Json = dict[str, Any]
 
@@ -95,6 +96,7 @@ def environment(device: torch.device) -> Json:
         "pyarrow": version("pyarrow"),
         "system": platform.system(),
         "hardware": name,
+        "commit": commit(),
     }
 
 

@@ -1,10 +1,12 @@
-"""What an item costs, before it is run: passes counted from the recipe, times what a pass was measured to take."""
+"""What an item costs, before it is run: passes counted from the recipe, over the passes a second that were measured."""
 
 from __future__ import annotations
 
+from recarc import zoo
 from recarc.attacks import ARC, Attack, CarliniWagner, RandomAttacker, Restarts, Tight
 from recarc.attacks.pgd import GradientAttack
 from recarc.data.catalog import CATALOG
+from recarc.experiments.paper import budget
 from recarc.experiments.recipe import Item, Made, Row
 
 # Million multiply-adds of one image through one member, counted on the registered architectures.
@@ -17,19 +19,32 @@ MMACS = {
     "resnet18-imagenet": 1814.1,
     "efficientnet-lite": 530.0,  # the mean of lite0, lite1 and lite2 as published
 }
-# Measured on one H200: 400,000 forward and backward passes through a ResNet-20 in 2.58 s (TF32, results/speed.json),
-# and 110 epochs of adversarial training with 7 steps on CIFAR-10 in 258 s (results/train.json). Other nets are scaled
-# by multiply-adds.
-GRADIENT = 2.58 / 400_000
-EPOCH_IMAGE = 258 / 110 / 49_000
+LARGE = 100  # million multiply-adds: from here on a GPU is busy with arithmetic rather than with launches
+# Million multiply-adds a second on one H200, forward and backward. Attacks: 400,000 passes through a ResNet-20 in
+# 2.58 s (TF32, results/speed.json), 11,730 a second through a ResNet-18 at 224 pixels (results/paper/throughput.json).
+# Training: 8 passes for each of 49,000 images in 2.27 s (ResNet-20) and 5.44 s (ResNet-18, results/speed.json).
+ATTACK = {"small": 400_000 / 2.58 * 40.6, "large": 11_730 * 1814.1}
+TRAIN = {"small": 49_000 * 8 / 2.27 * 40.6, "large": 49_000 * 8 / 5.44 * 555.4}
 SAMPLE = 500  # images that the pretrained members are tried on
-EPOCHS = {"resnet20": 110, "mobilenetv1": 110}  # of the fast recipe; the larger nets 30
+GRID, GRID_IMAGES = 11, 2000  # of the search for alpha
+FAST_EPOCHS = {
+    "adp": 30.0,
+    "dverge": 30.0,
+    "trs": 20.0,
+}  # of the fast recipe; otherwise 110 for small nets, 30 for large
+FREE_PASSES = {"paper": 22.5 * 4, "fast": 7.5 * 4}
+# Passes an image and epoch: 7 steps and the update; 10 steps of distillation and two updates; 3 searching steps and two
+# points, each differentiated twice.
+EACH = {"adp": 1, "dverge": 12, "trs": 20}
 
 
-def relative(made: Made) -> float:
-    """Multiply-adds of a member in those of a ResNet-20."""
-    name = "resnet18-imagenet" if made.data == "imagenet" and made.arch == "resnet18" else made.arch
-    return MMACS[name] / MMACS["resnet20"]
+def net(made: Made) -> str:
+    return "resnet18-imagenet" if made.data == "imagenet" and made.arch == "resnet18" else made.arch
+
+
+def seconds(passes: float, made: Made, rates: dict[str, float]) -> float:
+    size = MMACS[net(made)]
+    return passes * size / rates["large" if size > LARGE else "small"]
 
 
 def passes(attack: Attack, members: int, classes: int) -> float:
@@ -50,32 +65,56 @@ def passes(attack: Attack, members: int, classes: int) -> float:
     return float(members)
 
 
-def row_seconds(row: Row, images: int | None = None) -> float:
-    """Seconds of attacks on `images` (all test images by default)."""
+def attack_passes(row: Row) -> float:
+    """All measurements of a row on the whole test set, and the search for alpha where it has one."""
     spec = CATALOG[row.data]
-    count = images or (SAMPLE if row.made.package else spec.splits[spec.evaluation])
-    total = 0.0
-    for m in row.measurements:
-        members = len(m.members) if m.members else row.made.members
-        total += passes(m.attack, members, len(spec.classes))
-    return total * count * GRADIENT * relative(row.made)
+    count, classes = SAMPLE if row.made.package else spec.splits[spec.evaluation], len(spec.classes)
+    each = sum(passes(m.attack, len(m.members) if m.members else row.made.members, classes) for m in row.measurements)
+    search = 0.0
+    if row.alpha == "grid":
+        search = GRID * GRID_IMAGES * passes(budget(row.data).apgd(), row.made.members, classes)
+    return each * count + search
+
+
+def training_passes(made: Made, recipe: str) -> float:
+    """Forward-and-backward passes through a member to train an ensemble from nothing."""
+    if made.package:
+        return 0.0
+    images = CATALOG[made.data].splits["train"]
+    if made.method == "free":
+        return images * made.members * FREE_PASSES[recipe]
+    own = made.members - (made.start.members if made.start else 0)
+    first = training_passes(made.start, recipe) if made.start else 0.0
+    return first + images * own * _epochs(made, recipe) * _each(made, recipe)
+
+
+def _epochs(made: Made, recipe: str) -> float:
+    if recipe == "paper":
+        usual = 120.0 if made.method == "trs" else 200.0
+    else:
+        usual = FAST_EPOCHS.get(made.method, 110.0 if MMACS[net(made)] < LARGE else 30.0)
+    return float(made.changes.get(recipe, {}).get("epochs", usual))
+
+
+def _each(made: Made, recipe: str) -> float:
+    return EACH.get(made.method, made.changes.get(recipe, {}).get("attack_steps", 7) + 1)
 
 
 def training_seconds(made: Made, recipe: str) -> float:
-    """Seconds to train an ensemble, all members one after another."""
-    if made.package:
+    """On one H200, all members one after another; nothing for what the zoo has."""
+    if any((entry.made, entry.recipe) == (made.name, recipe) for entry in zoo.entries()):
         return 0.0
-    epochs = made.changes.get("epochs", 200 if recipe == "paper" else EPOCHS.get(made.arch, 30))
-    own = made.members - (made.start.members if made.start else 0)
-    first = training_seconds(made.start, recipe) if made.start else 0.0
-    if made.method == "free":
-        epochs = 22.5
-    return first + own * float(epochs) * CATALOG[made.data].splits["train"] * EPOCH_IMAGE * relative(made)
+    return seconds(training_passes(made, recipe), made, TRAIN)
 
 
 def shown(item: Item, recipe: str) -> str:
-    """Training and attacks in words, e.g. `train 0.6 h, attack 0.1 h`."""
+    """Training and attacks in words, e.g. `train 1.2 h, attack 6 min`."""
     if not item.rows:
         return "seconds"
     train = sum(training_seconds(made, recipe) for made in item.ensembles)
-    return f"train {train / 3600:.1f} h, attack {sum(row_seconds(row) for row in item.rows) / 3600:.1f} h"
+    attack = sum(seconds(attack_passes(row), row.made, ATTACK) for row in item.rows)
+    return (f"train {_time(train)}, " if train else "") + f"attack {_time(attack)}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{max(1, round(seconds / 60))} min"

@@ -18,12 +18,13 @@ from recarc.experiments.paper import (
     budget,
     extras,
 )
-from recarc.experiments.recipe import Item, Made, Measurement, Reading, Row
+from recarc.experiments.recipe import Difference, Item, Made, Measurement, Reading, Row
 from recarc.experiments.tables import DATASETS, INDIVIDUAL
 
 ALPHAS = tuple(i / 10 for i in range(11))
 STEPS = (1, 2, 5, 10, 20, 50, 100)
 RADII = {"linf": (2, 4, 6, 8, 10, 12, 16), "l2": (32, 64, 96, 128, 160, 192, 256)}  # in 255ths
+IAT_GAIN = "ARC at M = 8 less ARC at M = 1"
 SWEPT = "quick"  # effort of the tight attack at every point of a sweep
 
 
@@ -94,7 +95,8 @@ def _sizes() -> Row:
         measured.append(Measurement(used.apgd(), (Reading("APGD"),), x=count, members=members, alpha=alpha))
         measured.append(Measurement(used.arc(), (Reading("ARC"),), x=count, members=members, alpha=alpha))
         measured.append(extras(used, SWEPT, x=count, members=members, alpha=alpha))
-    return Row("M", IAT, "l2", EPS["cifar10", "l2"], tuple(measured), alpha="equal", axis="M")
+    gain = Difference(IAT_GAIN, "ARC", "ARC", of_x=IAT.members, less_x=1)
+    return Row("M", IAT, "l2", EPS["cifar10", "l2"], tuple(measured), "equal", (gain,), axis="M")
 
 
 def _images(name: str, made: Made, alpha: str = "grid") -> Row:

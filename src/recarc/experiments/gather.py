@@ -12,7 +12,7 @@ from recarc.experiments.results import ItemResult, RowResult
 
 
 def gathered(folder: Path) -> dict[str, ItemResult]:
-    """Every item by name. Of several measurements of the same the one on most images counts, the item's own first."""
+    """Every item by name. A row of the item's own stays; else the one on most images of those that ask the same."""
     own = {name: results.read(folder, name, item.title) for name, item in ITEMS.items()}
     measured: dict[str, list[RowResult]] = {}
     for name, item in ITEMS.items():
@@ -22,10 +22,9 @@ def gathered(folder: Path) -> dict[str, ItemResult]:
     for name, item in ITEMS.items():
         order = [row.name for row in item.rows]
         for row in item.rows:
-            mine = own[name].row(row.name)
-            candidates = [*([mine] if mine is not None else []), *measured[_question(row)]]
-            if candidates:
-                best = max(candidates, key=lambda candidate: candidate.images)  # the first of equals
+            others = measured[_question(row)]
+            if own[name].row(row.name) is None and others:
+                best = max(others, key=lambda other: other.images)
                 own[name] = own[name].with_row(replace(best, row=row.name), order)
     return own
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from recarc.experiments.results import Figure, ItemResult, RowResult
 
 CROSS = re.compile(r"f(\d+) under f(\d+)")
+SKEWED = 0.1  # of an interval's width
 Cells = list[list[str]]
 
 
@@ -71,8 +72,13 @@ def _line(figures: list[Figure], columns: list[str], printed: set[str]) -> list[
 
 
 def _cell(figure: Figure) -> str:
-    half = "" if figure.interval is None else f" ± {(figure.interval[1] - figure.interval[0]) / 2:.2f}"
-    return f"{figure.measured:.2f}{half}"
+    """A figure with half its interval; the interval itself where the figure is not in its middle."""
+    if figure.interval is None:
+        return f"{figure.measured:.2f}"
+    low, high = figure.interval
+    if abs(figure.measured - (low + high) / 2) > SKEWED * (high - low):
+        return f"{figure.measured:.2f} [{low:.2f}, {high:.2f}]"
+    return f"{figure.measured:.2f} ± {(high - low) / 2:.2f}"
 
 
 def _table(rows: list[RowResult]) -> Grid:
@@ -87,7 +93,7 @@ def _table(rows: list[RowResult]) -> Grid:
 
 
 def _sweep(row: RowResult) -> Grid:
-    figures = list(row.figures)
+    figures = [f for f in row.figures if f.x is not None]
     columns = _columns(figures)
     printed = {f.column for f in figures if f.paper is not None}
     places = sorted({f.x for f in figures if f.x is not None})

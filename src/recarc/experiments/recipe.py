@@ -26,7 +26,7 @@ class Made:
     members: int = 2
     start: Made | None = None  # trained first; gives the first members
     arch_options: Mapping[str, Any] = field(default_factory=dict)
-    changes: Mapping[str, Any] = field(default_factory=dict)  # of the training recipe
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the training recipe, by its name
     package: bool = False
 
     @property
@@ -62,12 +62,14 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Difference:
-    """`column` = `of` - `less`, in points."""
+    """`column` = `of` - `less`, in points; in a sweep at the places `of_x` and `less_x`."""
 
     column: str
     of: str
     less: str
     paper: float | None = None
+    of_x: float | None = None
+    less_x: float | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Item:
     rows: tuple[Row, ...]
     drawing: str = ""
     says: tuple[str, ...] = ()  # what the paper says in words, where it prints no number
+    note: str = ""  # what one must know of the data or the members
 
     @property
     def data(self) -> list[str]:

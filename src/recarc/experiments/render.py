@@ -20,15 +20,16 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 HEAD = """# Results
 
 Written by `recarc reproduce --render` from the files in `results/paper/`; do not edit it by hand. Accuracies are in
-percent with half the width of their 95 % interval, the paper's number in the column to the right where it prints one.
-`images` is the number of test images, the first ones of the set; figures on few images have wide intervals. `tight`
-and `floor` are not in the paper: the staged attack of this package, and the accuracy below which no attack can push
-the ensemble as long as its members are as robust alone as the strongest attack on each found them. Below each table
-stands how the members were trained: the recipe `fast`, and the more so in fewer epochs than its own, is not the paper's
-training, so compare differences between columns rather than columns with the paper. Where attacks searched in a faster
-precision than float32, what they found was judged in float32; a float16 search may stop up to 0.2 points short of the
-figures in `results/tight.json`, for which search and judgement ran in PyTorch's default for convolutions, TF32. Alpha
-was chosen in the precision of the search.
+percent with half the width of their 95 % interval (the interval itself where it is lopsided), the paper's number in the
+column to the right where it prints one. `images` is the number of test images, the first ones of the set or file;
+figures on few images have wide intervals. `tight` and `floor` are not in the paper: the staged attack of this package,
+and the accuracy below which no attack can push the ensemble as long as its members are as robust alone as the strongest
+attack on each found them. Below each table stands how the members were trained: the recipe `fast`, and the more so in
+fewer epochs than its own, is not the paper's training, so compare differences between columns rather than columns with
+the paper. Where attacks searched in a faster precision than float32, what they found was judged in float32; a float16
+search may stop up to 0.2 points short of the figures in `results/tight.json`, for which search and judgement ran in
+PyTorch's default for convolutions, TF32. Alpha was chosen in the precision of the search. Claims are judged by the 95 %
+intervals; two attacks count as equal within 0.5 points.
 """
 
 
@@ -64,6 +65,7 @@ def results_page(found: dict[str, ItemResult], folder: Path, docs: Path) -> str:
 def _section(item: Item, result: ItemResult, folder: Path, docs: Path) -> str:
     lines = [f"## {item.name}: {item.title}\n"]
     lines += [f"The paper: {said}.\n" for said in item.says]
+    lines += [f"{item.note}\n"] if item.note else []
     for grid in grids(result):
         lines += [f"{grid.title}\n"] if grid.title else []
         lines.append(grid.markdown() + "\n")
@@ -81,7 +83,7 @@ def _provenance(row: RowResult) -> str:
     recipe = f" ({row.recipe})" if row.recipe else ""
     search = f", searched in {row.precision}" if row.precision not in ("", "float32") else ""
     ball = f", {row.norm} eps {row.eps}" if row.norm else ""
-    commit = (row.commit or "no commit known")[:10]
+    commit = " and ".join(known[:10] for known in (row.commit or "no commit known").split(" and "))
     return (
         f"{row.row}: {row.ensemble}{recipe}, {row.data}{ball}{alpha}; {row.seconds:.0f} s on {row.hardware}{search}, "
         f"{row.date}, {commit}; `{row.command}`"

@@ -129,14 +129,16 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
         yield
 
 
-def check_replaceable(folder: Path, item: str, rows: list[str], images: dict[str, int]) -> None:
-    """A row measured on more images is not thrown away for one on fewer."""
+def check_replaceable(folder: Path, item: str, images: dict[str, int], tight: bool = True) -> None:
+    """A row measured on more images, or with our own columns, is not thrown away for one on fewer or without."""
     for old in read(folder, item).rows:
-        if old.row in rows and old.images > images[old.row]:
+        here = f"{path_of(folder, item)} holds {old.row} measured"
+        if old.row in images and old.images > images[old.row]:
             raise InputError(
-                f"{path_of(folder, item)} holds {old.row} measured on {old.images} images; this run has only "
-                f"{images[old.row]}: choose another --results"
+                f"{here} on {old.images} images; this run has only {images[old.row]}: choose another --results"
             )
+        if old.row in images and not tight and any(f.column == "tight" for f in old.figures):
+            raise InputError(f"{here} with tight; this run leaves it out: choose another --results")
 
 
 def now() -> str:

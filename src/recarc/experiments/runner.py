@@ -12,12 +12,13 @@ import numpy as np
 
 from recarc.acceleration import TILE, accelerate
 from recarc.attacks import RandomAttacker
+from recarc.data.catalog import CATALOG
 from recarc.data.imageset import ImageSet
 from recarc.ensemble import RandomizedEnsemble
 from recarc.evaluation import alpha as choosing
 from recarc.evaluation.configuration import described, environment, module_hash
 from recarc.evaluation.engine import evaluate
-from recarc.evaluation.folder import write_all
+from recarc.evaluation.folder import RunFolder, write_all
 from recarc.evaluation.members import ACCELERATED
 from recarc.evaluation.result import Estimate, Evaluation, estimate
 from recarc.experiments import results
@@ -27,7 +28,6 @@ from recarc.experiments.recipe import Alpha, Item, Measurement, Reading, Row
 from recarc.experiments.results import Figure, ItemResult, RowResult
 from recarc.experiments.workshop import Found, Workshop
 from recarc.geometry import Ball
-from recarc.provenance import commit
 
 FEW = 16
 HEAVY = 100  # million multiply-adds
@@ -42,12 +42,12 @@ class Reproduction:
     workshop: Workshop
     keep: Path
     progress: bool = True
-    evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    evaluations: dict[tuple[str, float | None], Evaluation] = field(default_factory=dict)  # by column and place
 
     def check(self) -> None:
         self.workshop.check(self.item, self.rows)
         images = {row.name: len(self.workshop.images(row.data)) for row in self.rows}
-        results.check_replaceable(self.keep, self.item.name, list(images), images)
+        results.check_replaceable(self.keep, self.item.name, images, self.workshop.scale.tight != "none")
 
     def run(self) -> ItemResult:
         self.check()
@@ -65,11 +65,13 @@ class Reproduction:
         self.evaluations = {}
         attacks: dict[str, str] = {}
         spent: dict[Path | None, float] = {}  # one run may serve several points of a sweep
+        commits = set()  # of the runs, some of which may have been there
         for measurement in small.measurements:
             evaluation = self.evaluated(small, measurement, found.ensemble, alpha, images)
             spent[evaluation.path] = evaluation.seconds
+            commits.add(_commit_of(evaluation))
             for reading in measurement.readings:
-                self.evaluations[reading.column] = evaluation
+                self.evaluations[reading.column, measurement.x] = evaluation
                 attacks[reading.column] = _shown(measurement)
                 new = self.read(reading, measurement, evaluation)
                 figures += new
@@ -87,14 +89,14 @@ class Reproduction:
             eps=row.eps,
             axis=row.axis,
             alpha=alpha,
-            alpha_chosen_by=chosen_by,
+            alpha_chosen_by="" if row.axis == "alpha" else chosen_by,
             ensemble=found.source,
             recipe=found.recipe if scale.name == "full" else f"{found.recipe}, {scale.name}",
             precision=shop.precision,
             attacks=attacks,
             seconds=round(sum(spent.values()), 1),
             command=self.command(row),
-            commit=commit(),
+            commit=" and ".join(sorted(c for c in commits if c)) or None,
             hardware=environment(shop.device)["hardware"],
             date=results.now(),
         )
@@ -109,7 +111,8 @@ class Reproduction:
     def command(self, row: Row) -> str:
         """What measures this row again, without the paths of one machine."""
         words = ["recarc reproduce", self.item.name, "--only", row.name, "--recipe", self.workshop.recipe]
-        words += ["--limit", str(self.workshop.limit)] if self.workshop.limit else []
+        count, spec = len(self.workshop.images(row.data)), CATALOG[row.data]
+        words += ["--limit", str(count)] if count < spec.splits[spec.evaluation] else []
         words += ["--epochs", f"{self.workshop.epochs:g}"] if self.workshop.epochs else []
         words += ["--device", self.workshop.device.type, "--precision", self.workshop.precision]
         given = self.workshop.given.get(row.made.name, self.workshop.given.get(""))
@@ -221,7 +224,7 @@ class Reproduction:
 
     def showable(self) -> np.ndarray:
         """(N,) clean and under APGD right for every member, under ARC wrong for all."""
-        apgd, arc = self.evaluations["APGD"], self.evaluations["ARC"]
+        apgd, arc = self.evaluations["APGD", None], self.evaluations["ARC", None]
         right = (apgd.clean_predictions == apgd.labels).all(0)
         right &= (apgd.adversarial_predictions[0] == apgd.labels).all(0)
         return right & (arc.adversarial_predictions[0] != arc.labels).all(0)
@@ -230,7 +233,10 @@ class Reproduction:
         """Paired over the images: mean and 95 % interval of the difference."""
         found = []
         for wanted in row.differences:
-            of, less = (self.evaluations[name].robust_scores for name in (wanted.of, wanted.less))
+            places = (wanted.of, wanted.of_x), (wanted.less, wanted.less_x)
+            if any(place not in self.evaluations for place in places):  # an ensemble with fewer members was given
+                continue
+            of, less = (self.evaluations[place].robust_scores for place in places)
             gap = 100 * (of - less)
             half = 1.96 * float(gap.std(ddof=1)) / len(gap) ** 0.5 if len(gap) > 1 else 100.0
             mean = float(gap.mean())
@@ -260,6 +266,13 @@ class Reproduction:
 def blind(attack: Any) -> bool:
     """Whether an attack finds the same perturbations whatever alpha is: it is made for one member, or each in turn."""
     return isinstance(attack, RandomAttacker) or getattr(attack, "member", None) is not None
+
+
+def _commit_of(evaluation: Evaluation) -> str | None:
+    """The version of the code that began the run, which may have been an earlier one than this."""
+    assert evaluation.path is not None
+    known: str | None = RunFolder.open(evaluation.path).run["environment"].get("commit")
+    return known
 
 
 def _percent(found: Estimate) -> tuple[float, tuple[float, float]]:

@@ -38,7 +38,7 @@ class Scale:
             made,
             start=None if made.start is None else self.made(made.start),
             members=min(made.members, self.members or made.members),
-            changes={**made.changes, **self.changes},
+            changes={recipe: {**made.changes.get(recipe, {}), **self.changes} for recipe in ("fast", "paper")},
         )
         return smaller if self.arch is None else replace(smaller, arch=self.arch, arch_options=self.arch_options)
 

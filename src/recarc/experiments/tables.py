@@ -121,6 +121,10 @@ def _sample(norm: str) -> Row:
 
 
 NORMS = ("l2", "linf")
+SAMPLE = (
+    "The images measured here are 500 of ImageNet, one of every second class, cropped to 224 pixels; nothing says that "
+    "they are of the validation set, so compare the columns with each other only."
+)
 TABLE_1 = tuple(_comparison(f"{a}-{n}", bat("cifar10", n, a), n, v) for (a, n), v in NETWORKS.items())
 TABLES = (
     Item("table1", "BAT across networks on CIFAR-10: APGD against ARC", TABLE_1),
@@ -149,11 +153,13 @@ TABLES = (
         "table5-imagenet-sample",
         "ARC with a search over G planes, pretrained EfficientNet-lite on ImageNet images (the shape of Table 5)",
         tuple(_search(EFFICIENTNETS, n, [1, 2, 4, 10, 50], "equal") for n in NORMS),
+        note=SAMPLE,
     ),
     Item(
         "imagenet-sample",
         "Three pretrained EfficientNet-lite members on ImageNet images: APGD, ARC with G = 4, tight",
         tuple(_sample(norm) for norm in NORMS),
+        note=SAMPLE,
     ),
     Item(
         "figure1",

@@ -9,13 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from recarc.acceleration import accelerate
-from recarc.data.catalog import CATALOG
 from recarc.ensemble import Member
 from recarc.evaluation.configuration import environment
 from recarc.experiments import results
-from recarc.experiments.costs import passes
-from recarc.experiments.paper import bat
-from recarc.experiments.recipe import Row
+from recarc.experiments.costs import attack_passes, training_passes
 from recarc.experiments.results import Figure, ItemResult, RowResult
 from recarc.experiments.tables import TABLES
 from recarc.models.registry import build
@@ -26,7 +23,6 @@ NETS = {  # row: architecture, image size, classes, options, batch
     "resnet18-224": ("resnet18", 224, 1000, {"stem": "imagenet"}, 256),
 }
 ATTACK, TRAINING = "attack: input gradients", "training: weight gradients"
-EPOCHS = {"svhn": 200, "cifar100": 200}
 GPUS = 8
 
 
@@ -96,7 +92,7 @@ def costs(measured: ItemResult) -> str:
         if row.data == "cifar10":
             continue
         speed = speeds["resnet18-224" if row.data == "imagenet" else "resnet20-32"]
-        trained = training_passes(row.data) / _speed(speed, TRAINING) / 3600
+        trained = training_passes(row.made, "paper") / _speed(speed, TRAINING) / 3600
         attacked = attack_passes(row) / _speed(speed, ATTACK) / 3600
         lines.append(f"| {row.name} | {trained:.1f} | {trained / GPUS:.1f} | {attacked:.2f} |")
     hardware = "; ".join(
@@ -107,22 +103,6 @@ def costs(measured: ItemResult) -> str:
     return "\n".join(
         [*lines, "", f"{note}{hardware}. Eight GPUs are taken as eight times one, which is the best case."]
     )
-
-
-def training_passes(data: str) -> float:
-    """Forward-and-backward passes to train the pair with the paper's recipe."""
-    images = CATALOG[data].splits["train"]
-    if data == "imagenet":
-        changes = bat(data, "linf").changes
-        return images * (22.5 * 4 + changes["epochs"] * (changes["attack_steps"] + 1))
-    return images * EPOCHS[data] * 2 * (7 + 1)
-
-
-def attack_passes(row: Row) -> float:
-    spec = CATALOG[row.data]
-    each = sum(passes(m.attack, len(m.members or (0, 1)), len(spec.classes)) for m in row.measurements)
-    grid = 11 * passes(row.measurements[1].attack, 2, len(spec.classes)) * 2000
-    return each * spec.splits[spec.evaluation] + grid
 
 
 def _speed(row: RowResult, column: str) -> float:

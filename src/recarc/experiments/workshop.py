@@ -77,14 +77,17 @@ class Workshop:
     def check(self, item: Item, rows: list[Row]) -> None:
         """Refuses what cannot work before anything is computed."""
         needed = {row.made.name for row in rows}
+        starts = {row.made.start.name for row in rows if row.made.start is not None}
         if "" in self.given and len(needed) != 1:
             raise InputError(
                 f"--ensemble gives one folder, but these rows of {item.name} need {len(needed)} ensembles: choose rows "
                 f"with --only, or say which it is, e.g. --ensemble {sorted(needed)[0]}=DIR"
             )
         for name in self.given:
-            if name and name not in needed:
-                raise InputError(f"--ensemble {name}=... is not needed by {item.name}; it needs {sorted(needed)}")
+            if name and name not in needed | starts:
+                raise InputError(
+                    f"--ensemble {name}=... is not needed by {item.name}; it needs {sorted(needed | starts)}"
+                )
         for data in dict.fromkeys(row.data for row in rows):
             self.images(data)
 
@@ -163,7 +166,7 @@ class Workshop:
             recipe=self.recipe,
             members=small.members,
             start=start,
-            changes={**small.changes, **({} if self.epochs is None else {"epochs": self.epochs})},
+            changes={**small.changes.get(self.recipe, {}), **({} if self.epochs is None else {"epochs": self.epochs})},
             arch_options=dict(small.arch_options),
             device=self.device,
         )
