@@ -14,7 +14,9 @@ from recarc import Ball
 from recarc.training import recipe_for
 from recarc.training.method import Method
 from recarc.training.methods import method_named
+from recarc.training.methods.gal import logits_and_gradients
 from recarc.training.methods.mrboost import mixture_log_probabilities
+from recarc.training.second_order import Shape
 from recarc.training.team import Team, random_start
 
 CLASSES, BATCH = 4, 5
@@ -109,6 +111,30 @@ def test_gal(team: Team, batch: tuple[Tensor, Tensor]) -> None:
         terms = [math.exp(float(g[i] @ g[j] / g[i].norm() / g[j].norm())) for i, j in ((0, 1), (0, 2), (1, 2))]
         expected += 0.5 * math.log(sum(terms))
     assert total("gal", team, x, x, y) == pytest.approx(expected / BATCH, abs=1e-5)
+
+
+def test_gal_goes_back_through_each_member_once(
+    team: Team, batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = batch
+    owner = {member.conv.weight.data_ptr(): i for i, member in enumerate(team.trained)}  # type: ignore[union-attr,operator]
+    back, visited = Shape.back, []
+
+    def noted(self: Shape, g: Tensor, x: Tensor, w: Tensor, wanted: tuple[bool, bool, bool]) -> tuple[Tensor, ...]:
+        visited.append((owner[w.data_ptr()], wanted))
+        return back(self, g, x, w, wanted)
+
+    monkeypatch.setattr(Shape, "back", noted)
+    logits, found = logits_and_gradients(team, x, y)
+    assert visited == [(i, (True, False, False)) for i in range(3)]  # one convolution each, its input alone
+    weights = [p for member in team.trained for p in member.parameters()]
+    mine = torch.autograd.grad(logits.sum() + found.square().sum(), weights)
+    u = x.clone().requires_grad_()
+    losses = [torch.nn.functional.cross_entropy(member(u), y, reduction="sum") for member in team.trained]
+    plain = torch.stack([torch.autograd.grad(loss, u, create_graph=True)[0].flatten(1) for loss in losses])
+    expected = torch.autograd.grad(sum(m(x).sum() for m in team.trained) + plain.square().sum(), weights)
+    assert torch.allclose(found, plain, atol=1e-6)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(mine, expected, strict=True))
 
 
 def test_trs(team: Team, batch: tuple[Tensor, Tensor]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recarc.models import build
-from recarc.training.second_order import second_order
+from recarc.training.second_order import Shape, inputs_only, second_order
 
 
 @pytest.mark.parametrize(
@@ -66,3 +68,29 @@ def test_padding_by_name_is_left_alone() -> None:
     conv, x = nn.Conv2d(3, 4, 3, padding="same"), torch.rand(2, 3, 8, 8)
     with second_order():
         assert torch.equal(conv(x), conv(x))
+
+
+def test_a_pass_for_inputs_computes_no_weight_gradients_and_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(32, 3))
+    x, back, asked = torch.rand(2, 3, 8, 8, requires_grad=True), Shape.back, []
+
+    def noted(self: Shape, g: Tensor, x: Tensor, w: Tensor, wanted: tuple[bool, bool, bool]) -> tuple[Tensor, ...]:
+        asked.append(wanted)
+        return back(self, g, x, w, wanted)
+
+    def gradients(pass_: AbstractContextManager[None]) -> tuple[Tensor, ...]:
+        asked.clear()
+        with second_order():
+            z = net(x)
+        with pass_:
+            (g,) = torch.autograd.grad(z.square().sum(), x, create_graph=True)
+        weights_asked.append([wanted[1] for wanted in asked])
+        return g, *torch.autograd.grad(z.sum() + g.square().sum(), list(net.parameters()))
+
+    monkeypatch.setattr(Shape, "back", noted)
+    weights_asked: list[list[bool]] = []
+    expected, found = gradients(nullcontext()), gradients(inputs_only())
+    assert weights_asked[0].count(True) == 2 and weights_asked[1] == [False, False]
+    for a, b in zip(expected, found, strict=True):
+        assert torch.equal(a, b)

@@ -7,13 +7,30 @@ convolution of its own instead, with the images of the batch for channels and ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
+
+# One for the process, not for a thread: the backward pass of a GPU runs in a thread of its own. So one thread at a time
+# may train a method that takes second derivatives.
+_inputs_only = False
+
+
+@contextmanager
+def inputs_only() -> Iterator[None]:
+    """For a pass that asks for gradients in inputs alone: those in the weights of a `second_order` convolution, which
+    it would compute and drop, are left out. The graph it makes is whole: later passes get every gradient."""
+    global _inputs_only
+    before, _inputs_only = _inputs_only, True
+    try:
+        yield
+    finally:
+        _inputs_only = before
 
 
 class Shape(NamedTuple):
@@ -41,8 +58,9 @@ class _Output(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[1] and not _inputs_only  # the first is of the forward pass: w can get a gradient
         in_x = _InputGradient.apply(g, w, x, ctx.shape) if ctx.needs_input_grad[0] else None
-        in_w = _WeightGradient.apply(x, g, w, ctx.shape) if ctx.needs_input_grad[1] else None
+        in_w = _WeightGradient.apply(x, g, w, ctx.shape) if wanted else None
         return in_x, in_w, None
 
 

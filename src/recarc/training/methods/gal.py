@@ -7,7 +7,7 @@ from torch import Tensor
 
 from recarc.losses import cross_entropy
 from recarc.training.method import Method, Parts, Stage, together
-from recarc.training.second_order import second_order
+from recarc.training.second_order import inputs_only, second_order
 from recarc.training.team import Team
 
 COHERENCE = 0.5
@@ -36,9 +36,10 @@ def logits_and_gradients(team: Team, x: Tensor, y: Tensor) -> tuple[Tensor, Tens
     """(M, B, C) logits and (M, B, D) gradients of each member's cross-entropy in x; both differentiable in weights."""
     x = x.detach().requires_grad_()
     with second_order():
-        logits = torch.stack([member(x).float() for member in team.trained])
-    gradients = [torch.autograd.grad(cross_entropy(row, y).sum(), x, create_graph=True)[0] for row in logits]
-    return logits, torch.stack([g.float().flatten(1) for g in gradients])
+        outputs = [member(x).float() for member in team.trained]
+    with inputs_only():  # of each output by itself: a pass back from rows of a stack would go through every member
+        gradients = [torch.autograd.grad(cross_entropy(z, y).sum(), x, create_graph=True)[0] for z in outputs]
+    return torch.stack(outputs), torch.stack([g.float().flatten(1) for g in gradients])
 
 
 def pairwise_cosines(gradients: Tensor) -> Tensor:
