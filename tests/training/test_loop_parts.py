@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.nn.utils import parameters_to_vector
 from recarc.acceleration.fusing import Run, plain_convolve
 from recarc.data.loading import load
 from recarc.models.registry import build
+from recarc.models.store import load_ensemble
 from recarc.training import Switches, recipe_for
 from recarc.training.batches import Augmentation, epoch_order, split
 from recarc.training.copies import Copies, foldable, frozen_copy
@@ -143,6 +145,25 @@ def test_the_folded_copy_follows_the_training_weights(arch: str) -> None:
         expected = master.eval()(x)
         assert torch.allclose(copies.attack(x), expected, atol=1e-4)
         assert torch.allclose(frozen_copy(master, half=False, fold=True)(x), expected, atol=1e-4)
+
+
+def test_a_master_that_cannot_be_folded_is_attacked_as_it_is() -> None:
+    master = build("cnn", 10, 1, 8, width=4).train()
+    copies, x = Copies(master, half=False, attack_mode="eval", fold=True, fuse=True), torch.rand(4, 1, 8, 8)
+    with torch.no_grad():
+        master.net.fc.weight.mul_(2)  # type: ignore[union-attr,operator]
+        copies.refresh()
+        assert torch.equal(copies.attack(x), master(x)) and not copies.attack.training
+
+
+@pytest.mark.parametrize(("method", "widths"), [("adp", [6, 4]), ("gal", [6, 4]), ("mrboost", [6, 6])])
+def test_members_of_another_architecture_can_be_given(method: str, widths: list[int], tmp_path: Path) -> None:
+    """mrboost goes on from a copy of the one before."""
+    settings: dict[str, Any] = {"arch_options": {"width": 4, "batch_norm": True}, "switches": Switches(fold=True)}
+    start = [build("cnn", 10, 1, 8, width=6)]
+    small(method, start=start, members=2, epochs=0.1, out=tmp_path / method, **settings)
+    members = load_ensemble(tmp_path / method).members
+    assert [m.spec.options["width"] for m in members] == widths  # type: ignore[union-attr]
 
 
 def test_the_fused_copy_follows_the_training_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,9 @@ from recarc.models.folding import conv_norm_pairs, fold_batch_norm
 class Copies:
     """`train` takes the forward and backward pass of the update; `attack` is what the attack differentiates.
 
-    Both follow the float32 weights of `master`: what they do not share with it, `refresh` copies.
+    Both follow the float32 weights of `master`: what they do not share with it, `refresh` copies. `fold` and with it
+    `fuse` are for a master that can be folded; another, such as one of another architecture given to start from, is
+    attacked as it is.
     """
 
     def __init__(self, master: nn.Module, *, half: bool, attack_mode: str, fold: bool, fuse: bool = False) -> None:
@@ -28,7 +30,7 @@ class Copies:
         self.train = self._half_copy(master) if half else master
         if attack_mode == "train":
             self.attack = self.train
-        elif fold:
+        elif fold and foldable(master) is None:
             self._folding = _Folding(master, half, fuse)
             self.attack = self._folding.module
         else:

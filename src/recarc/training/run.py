@@ -107,6 +107,7 @@ class Run:
         self.problem, self.machine, self.wishes = problem, machine, wishes
         self.folder, self.progress, self.board = folder, progress, board
         self.groups = self._groups()
+        self.kinds = self._kinds()
         self.kept = folder.open()
         self.data, self.validation = split(problem.data, problem.recipe.validation, problem.seed, machine.device)
         self.done: dict[int, dict[str, Tensor]] = {i: states(m) for i, m in enumerate(problem.given)}
@@ -123,6 +124,15 @@ class Run:
         if self.machine.side_by_side:
             return groups
         return [[stage] for group in groups for stage in group]
+
+    def _kinds(self) -> dict[int, nn.Module]:
+        """For each member that is a given one or starts from it (and from one that did): the given one."""
+        kinds = dict(enumerate(self.problem.given))
+        for stage in (stage for group in self.groups for stage in group):
+            for member, source in zip(stage.members, stage.start or ()):
+                if source in kinds:
+                    kinds[member] = kinds[source]
+        return kinds
 
     def _template(self) -> nn.Module:
         return self.problem.fresh_member(0)
@@ -195,10 +205,9 @@ class Run:
         )
 
     def _finished(self, index: int, seat: int | None = None) -> nn.Module:
-        """A finished member as a new module; a given one keeps its own kind."""
-        given = self.problem.given
-        if index < len(given):
-            module: nn.Module = copy.deepcopy(given[index])
+        """A finished member as a new module; a given one keeps its own kind and hands it on."""
+        if index in self.kinds:
+            module = copy.deepcopy(self.kinds[index])
         else:
             module = self.problem.fresh_member(index if seat is None else seat)
         module.load_state_dict(self.done[index])
