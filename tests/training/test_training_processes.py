@@ -14,6 +14,7 @@ from torch.nn.utils import parameters_to_vector
 
 from recarc import InputError
 from recarc.models.store import load_ensemble
+from recarc.training import Switches
 from recarc.training.distributed import Group, check_batch
 
 HERE = Path(__file__).parent
@@ -22,21 +23,23 @@ import sys, torch
 sys.path.insert(0, {here!r})
 torch.set_num_threads(1)
 from small_training import small
-small("at", epochs=0.5, arch_options={options!r}, out={out!r})
+from recarc.training import Switches
+small("at", epochs=0.5, arch_options={options!r}, out={out!r}, switches=Switches(fold={fold}))
 torch.distributed.destroy_process_group()
 """
 
 
-def test_two_processes_match_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fold", [False, True], ids=["whole", "folded"])
+def test_two_processes_match_one(tmp_path: Path, fold: bool) -> None:
     options = {"width": 4, "batch_norm": True}
     out, script = tmp_path / "two", tmp_path / "run.py"
-    script.write_text(CODE.format(here=str(HERE), options=options, out=str(out)))
+    script.write_text(CODE.format(here=str(HERE), options=options, out=str(out), fold=fold))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)]
     done = subprocess.run(
         command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
-    one = small("at", epochs=0.5, arch_options=options)
+    one = small("at", epochs=0.5, arch_options=options, switches=Switches(fold=fold))
     two = load_ensemble(out)
     a, b = (parameters_to_vector(e.members[0].parameters()).detach() for e in (one, two))  # type: ignore[union-attr]
     assert float((a - b).abs().max()) < 2e-3

@@ -47,14 +47,14 @@ class Lane:
         self.stage, self.method, self.recipe, self.machine = stage, method, recipe, machine
         self.data, self.augmentation, self.seed = data, augmentation, seed
         self.masters = [machine.place(m).train() for m in masters]
-        if machine.group.world > 1:
-            for master in self.masters:
-                share_batch_norm(master)
         self.copies = [
             Copies(m, half=machine.bf16, attack_mode=recipe.attack_mode, fold=machine.fold, fuse=machine.fuse)
             for m in self.masters
         ]
         for c in self.copies:
+            if machine.group.world > 1:  # after folding, which knows plain batch norm alone
+                share_batch_norm(c.master)
+                share_batch_norm(c.train)
             for module in {id(m): m for m in (c.train, c.attack)}.values():
                 machine.compiled(module)
         others = [
