@@ -52,6 +52,13 @@ def changed_head() -> nn.Module:
         ({"changes": {"lr": float("nan")}}, "lr is nan"),
         ({"changes": {"batch": 5000}}, "larger than the 1304 training images"),
         ({"changes": {"validation": 5000}}, "digits train has 1442 images"),
+        (
+            {"changes": {"validate_every": 0}},
+            "validate_every is 0; expected a whole number >= 1 .*validation=0 for none",
+        ),
+        ({"changes": {"validate_every": 1.5}}, "validate_every is 1.5"),
+        ({"changes": {"warmup": 0}}, r"warmup is 0; expected a fraction of the run in \(0, 1\)"),
+        ({"changes": {"warmup": 1.0}}, "warmup is 1.0"),
         ({"changes": {"schedule": "one-cycel"}}, "did you mean 'one-cycle'"),
         ({"alpha": [0.5, 0.4]}, "alpha has 2 values for 1 members"),
         ({"device": "cuda:99"}, "device 'cuda:99' is not available"),

@@ -47,6 +47,12 @@ class Recipe:
         _check(self.weight_decay >= 0, "weight_decay", self.weight_decay, ">= 0")
         _check(self.diversity >= 0, "diversity", self.diversity, ">= 0")
         _check(self.attack_step > 0, "attack_step", self.attack_step, "a fraction of eps > 0")
+        _check(
+            0 < self.warmup < 1, "warmup", self.warmup, "a fraction of the run in (0, 1), such as 0.01 for hardly any"
+        )
+        every = self.validate_every
+        fine = isinstance(every, int) and every >= 1
+        _check(fine, "validate_every", every, "a whole number >= 1 of epochs; validation=0 for none")
         for name, least in (("batch", 1), ("attack_steps", 1), ("replays", 1), ("validation", 0), ("patience", 0)):
             value = getattr(self, name)
             _check(isinstance(value, int) and value >= least, name, value, f"a whole number >= {least}")
