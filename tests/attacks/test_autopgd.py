@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from recarc import PGD, AutoPGD, Ball, InputError
+from recarc import PGD, AutoPGD, Ball, InputError, RandomizedEnsemble
 from recarc.attacks.autopgd import checkpoints
 from recarc.losses import difference_of_logits_ratio, targeted_dlr
-from tiny import labels_of, mlp_ensemble, points
+from tiny import labels_of, mlp, mlp_ensemble, points
 
 
 def test_checkpoints_of_the_published_schedule() -> None:
@@ -55,6 +56,30 @@ def test_batch_does_not_matter() -> None:
     together = attack(ensemble, x, y, ball)
     apart = torch.cat([attack(ensemble, x[i : i + 1], y[i : i + 1], ball) for i in range(8)])
     assert torch.allclose(together, apart, atol=1e-9)
+
+
+class Flattening(nn.Module):
+    """Refuses an empty batch, as every model that flattens with `view(len(x), -1)` does."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.view(x.size(0), -1))
+
+
+@pytest.mark.parametrize("member", [0, None])
+@pytest.mark.parametrize("loss", ["ce", "dlr_targeted"])
+def test_members_never_see_an_empty_batch(loss: str, member: int | None) -> None:
+    ensemble = RandomizedEnsemble([Flattening(mlp(0))])
+    x, ball = points(20, 2, 3), Ball("linf", 0.9)
+    right = labels_of(ensemble, x)
+    attack = AutoPGD(member=member, steps=5, loss=loss)
+    wrong = (right + 1) % 5
+    assert torch.equal(attack(ensemble, x, wrong, ball), x), "nothing to do where every answer is wrong already"
+    fooled = attack(ensemble, x, right, ball)
+    assert float(ensemble.expected_accuracy(fooled, right).max()) == 0, "all fall before the last target"
 
 
 def test_bad_knobs() -> None:

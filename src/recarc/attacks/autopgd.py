@@ -145,6 +145,8 @@ class AutoPGD(Attack):
 
     def _run(self, task: _Task, target: Tensor | None) -> None:
         """One AutoPGD run, towards `target` classes where given; samples at 0 are dropped."""
+        if not bool((task.lowest > 0).any()):
+            return  # many models cannot take an empty batch
         x, ball, s = task.x, task.ball, self._begin(task, target)
         since, checks = 0, checkpoints(self.steps)
         for k in range(1, self.steps + 1):
