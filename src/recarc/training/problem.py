@@ -86,7 +86,7 @@ def pose(
     alpha: Sequence[float] | None,
     arch_options: Mapping[str, Any],
     confirm: bool,
-    saved: bool,
+    saved: bool = False,
     data_dir: str | Path | None = None,
 ) -> Problem:
     """Checks everything that can be checked without training; `saved`: the result goes into an ensemble folder."""
