@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from recarc import Ball, InputError, RandomizedEnsemble
+from recarc import AdaptivePGD, Ball, InputError, RandomizedEnsemble, Tight
 from recarc.evaluation import alpha as choosing
 from recarc.exact import optimum
-from tiny import binary
+from tiny import assert_unchanged, binary, photograph, points
 
 
 def linear_pair(seed: int, count: int = 30) -> tuple[RandomizedEnsemble, choosing.Samples]:
@@ -74,3 +75,18 @@ def test_three_members_are_not_two() -> None:
     _, samples = linear_pair(0)
     with pytest.raises(InputError, match="ensemble of 2, this one has 3"):
         choosing.two_members(RandomizedEnsemble([binary([1.0] * 6, 0.0)] * 3), samples)
+
+
+def test_members_in_train_mode_are_judged_in_eval_mode_and_left_alone() -> None:
+    torch.manual_seed(0)
+    members = [nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)) for _ in range(2)]
+    ensemble = RandomizedEnsemble(members)
+    x = points(24, 6, dtype=torch.float32)
+    samples = choosing.Samples(x, ensemble.eval().predictions(x)[0], Ball("linf", 0.1), batch_size=10)
+    attack, tight = AdaptivePGD(steps=2), Tight("quick", steps=2)
+    expected = samples.patterns(ensemble, attack), choosing.two_members(ensemble, samples, tight)
+    ensemble.train()
+    before = photograph(ensemble)
+    found = samples.patterns(ensemble, attack), choosing.two_members(ensemble, samples, tight)
+    assert_unchanged(before, photograph(ensemble))
+    assert np.array_equal(found[0], expected[0]) and found[1] == expected[1]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from recarc.attacks import AdaptivePGD, Attack, Climb, Tight
-from recarc.ensemble import RandomizedEnsemble
+from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError
 from recarc.evaluation.osp import ROUNDS, projected_descent
 from recarc.geometry import Ball
@@ -54,7 +54,8 @@ class Samples:
         for start in range(0, len(self.x), self.batch_size):
             rows = torch.arange(start, min(start + self.batch_size, len(self.x)), device=self.x.device)
             x_adv = attack(ensemble, self.x[rows], self.y[rows], self.ball.take(rows))
-            parts.append(~ensemble.correct(x_adv, self.y[rows]))
+            with frozen(ensemble):
+                parts.append(~ensemble.correct(x_adv, self.y[rows]))
         return torch.cat(parts, 1).cpu().numpy()
 
 
@@ -202,7 +203,8 @@ def two_members(ensemble: RandomizedEnsemble, samples: Samples, attack: Tight | 
         outcome = attack.outcome(even, samples.x[rows], samples.y[rows], samples.ball.take(rows))
         assert outcome.alone is not None
         foolable.append(~outcome.alone)
-        together.append(~even.correct(outcome.mixture[0][1], samples.y[rows]))
+        with frozen(even):
+            together.append(~even.correct(outcome.mixture[0][1], samples.y[rows]))
     alone, both = torch.cat(foolable, 1), torch.cat(together, 1).all(0)
     e_1, e_2 = alone.double().mean(1).tolist()
     return TwoMembers(e_1, e_2, float((alone.all(0) & ~both).double().mean()))
