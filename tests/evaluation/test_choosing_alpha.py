@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from recarc import AdaptivePGD, Ball, InputError, RandomizedEnsemble, Tight
+from recarc import AdaptivePGD, Ball, InputError, RandomizedEnsemble, Tight, save_ensemble
+from recarc.cli import app as program
 from recarc.evaluation import alpha as choosing
 from recarc.exact import optimum
+from recarc.models import build
 from tiny import assert_unchanged, binary, photograph, points
 
 
@@ -69,6 +74,34 @@ def test_simplex() -> None:
     assert len(grid) == 15 and all(sum(a) == pytest.approx(1) for a in grid)
     with pytest.raises(InputError, match="at least 2 points"):
         choosing.simplex_grid(2, 1)
+
+
+def test_a_grid_that_nobody_would_wait_for_is_refused_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choosing.grid_size(2, 11) == 11 and choosing.grid_size(8, 11) == 19448
+    assert choosing.grid_size(3, 5) == len(choosing.simplex_grid(3, 5))
+    _, samples = linear_pair(0)
+    monkeypatch.setattr(choosing, "simplex_grid", lambda *_: pytest.fail("the grid was built"))
+    eight = RandomizedEnsemble([binary([1.0] * 6, 0.0)] * 8)
+    with pytest.raises(InputError, match=r"for 8 members is 19,448 attacks.*osp or lp, or fewer points"):
+        choosing.grid_search(eight, samples)
+
+
+def test_the_command_leaves_out_a_grid_that_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    ensemble = save_ensemble(RandomizedEnsemble([build("linear", 10, 1, 8) for _ in range(6)]), tmp_path / "rec")
+    words = ["alpha", str(ensemble), "--data", "digits", "--limit", "4", "--eps", "0.02", "--rounds", "1", "--quiet"]
+    for name in ("osp", "cutting_planes"):
+        choice = choosing.Choice(name, [1 / 6] * 6, 0.5, [])
+        monkeypatch.setattr(choosing, name, lambda *_, choice=choice, **__: choice)
+    assert program.run([*words, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert list(json.loads(printed.out)["choices"]) == ["osp", "cutting_planes"]
+    assert printed.err == "grid is left out: 11 points a side for 6 members are 3,003 attacks\n"
+    monkeypatch.setattr(choosing, "osp", lambda *_, **__: pytest.fail("an attack was started"))
+    assert program.run([*words, "--methods", "osp,grid"]) == 2
+    assert "3,003 attacks" in capsys.readouterr().err
 
 
 def test_three_members_are_not_two() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,8 +25,12 @@ def alpha(
     eps: Annotated[str, typer.Option(help="Radius of the ball in the units of the inputs, such as 8/255.")],
     norm: Annotated[str, typer.Option(help="linf, l2, l1 or a number p >= 1.")] = "linf",
     methods: Annotated[
-        str, typer.Option(help="Of grid (the paper's), osp and lp, separated by commas.")
-    ] = "grid,osp,lp",
+        str | None,
+        typer.Option(
+            help="Of grid (the paper's), osp and lp, separated by commas. By default all, but no grid of over 1,000.",
+            show_default=False,
+        ),
+    ] = None,
     points: Annotated[int, typer.Option(help="Grid points a side of the simplex.")] = 11,
     rounds: Annotated[int, typer.Option(help="Rounds of osp, and of lp after the vertices.")] = 10,
     preset: Annotated[str, typer.Option(help="Effort of the tight attack that judges each choice.")] = "quick",
@@ -46,7 +51,7 @@ def alpha(
 
     Example: `recarc alpha my-ensemble --data cifar10 --split train --eps 8/255 --limit 1000`
     """
-    wanted = [name.strip() for name in methods.split(",")]
+    wanted = list(METHODS) if methods is None else [name.strip() for name in methods.split(",")]
     for name in wanted:
         if name not in METHODS:
             raise unknown("method", name, METHODS)
@@ -59,6 +64,11 @@ def alpha(
 
     ball, judge = recarc.Ball(norm, radius, valid), recarc.Tight(preset)
     rec = recarc.load_ensemble(ensemble, device_named(device), allow_factories=trust_code)
+    if methods is None and (size := choosing.grid_size(len(rec), points)) > choosing.MOST_POINTS:
+        wanted.remove("grid")
+        print(f"grid is left out: {points} points a side for {len(rec)} members are {size:,} attacks", file=sys.stderr)
+    if "grid" in wanted:
+        choosing.check_grid(len(rec), points)
     x, y = load(data, split, data_dir=data_dir, limit=limit).tensors()
     home = rec.device_of_members() or x.device
     samples = choosing.Samples(x.to(home), y.to(home), ball)
@@ -78,8 +88,6 @@ def alpha(
 
 
 def _tell(method: str, alpha: list[float], accuracy: float) -> None:
-    import sys
-
     shown = ", ".join(f"{a:.3g}" for a in alpha)
     print(f"{method}: alpha ({shown}) keeps {100 * accuracy:.2f} %", file=sys.stderr)
 

@@ -7,6 +7,7 @@ as a sub-gradient. Every pattern an attack finds is therefore a plane below that
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from recarc.geometry import Ball
 
 Patterns = np.ndarray  # (M, N) bool: which members are fooled
 Watch = Callable[[str, list[float], float], None]
+MOST_POINTS = 1000  # attacks that a grid search may take
 
 
 def silent(method: str, alpha: list[float], accuracy: float) -> None:
@@ -67,6 +69,7 @@ def grid_search(
     watch: Watch = silent,
 ) -> Choice:
     """The paper's: the alpha on an even grid of the simplex with the highest accuracy under AdaptivePGD."""
+    check_grid(len(ensemble), points)
     attack = attack or AdaptivePGD()
     history = []
     for alpha in simplex_grid(len(ensemble), points):
@@ -210,10 +213,26 @@ def two_members(ensemble: RandomizedEnsemble, samples: Samples, attack: Tight | 
     return TwoMembers(e_1, e_2, float((alone.all(0) & ~both).double().mean()))
 
 
-def simplex_grid(members: int, points: int) -> list[list[float]]:
-    """All alpha whose entries are multiples of 1 / (points - 1)."""
+def grid_size(members: int, points: int) -> int:
+    """How many alpha a grid has."""
     if points < 2:
         raise InputError(f"a grid needs at least 2 points a side, got {points}")
+    return math.comb(points + members - 2, members - 1)
+
+
+def check_grid(members: int, points: int) -> None:
+    """Refuse a grid that nobody would wait for."""
+    size = grid_size(members, points)
+    if size > MOST_POINTS:
+        raise InputError(
+            f"a grid of {points} points a side for {members} members is {size:,} attacks, more than {MOST_POINTS:,}; "
+            "use osp or lp, or fewer points"
+        )
+
+
+def simplex_grid(members: int, points: int) -> list[list[float]]:
+    """All alpha whose entries are multiples of 1 / (points - 1)."""
+    grid_size(members, points)
     total = points - 1
     cuts = itertools.combinations(range(total + members - 1), members - 1)
     bars = ([-1, *cut, total + members - 1] for cut in cuts)
