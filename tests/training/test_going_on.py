@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,8 @@ from torch.nn.utils import parameters_to_vector
 
 from recarc import InputError, RandomizedEnsemble
 from recarc.models.store import load_ensemble
-from recarc.training import Interrupted
-from recarc.training.checkpoint import STATE
+from recarc.training import Interrupted, TrainingError
+from recarc.training.checkpoint import STATE, RunFolder
 
 HERE = Path(__file__).parent
 SETTINGS: dict[str, Any] = {
@@ -54,9 +55,12 @@ def test_kill_9_and_the_same_command_ends_with_the_same_weights(tmp_path: Path) 
     out, part = tmp_path / "bat", tmp_path / "bat.part"
     process = start_process(out, "bat")
     wait_for_steps(part, 1, 5, process)  # in the second of two stages
+    with pytest.raises(InputError, match=r"another process is training in .*bat\.part; wait for it, or choose another"):
+        small("bat", out=out, **SETTINGS)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not out.exists()
+    (part / ".checkpoint.pt.1234.new").write_bytes(b"half a checkpoint")
     lines: list[str] = []
     small("bat", out=out, say=lines.append, **SETTINGS)
     assert any("going on from stage 2" in line for line in lines)
@@ -146,6 +150,61 @@ def test_an_unfinished_run_of_another_command_is_not_touched(tmp_path: Path, mon
     (tmp_path / "run.part" / STATE).write_bytes(before[: len(before) // 2])
     with pytest.raises(InputError, match=r"cannot be read .*delete"):
         small("natural", out=out, epochs=1)
+
+
+def opened(out: Path, writer: bool = True) -> RunFolder:
+    folder = RunFolder(out, {"seed": 0}, 0.0, writer)
+    assert folder.open() is None
+    return folder
+
+
+def test_one_writer_at_a_time_holds_a_run_folder(tmp_path: Path) -> None:
+    out, part = tmp_path / "run", tmp_path / "run.part"
+    first = opened(out)
+    opened(out, writer=False)  # another rank of the same run
+    with pytest.raises(InputError, match="another process is training"):
+        opened(out)
+    (part / ".checkpoint.pt.1.new").touch()
+    first.release()
+    second = opened(out)
+    assert sorted(p.name for p in part.iterdir()) == [".lock", "run.json"]
+    out.mkdir()
+    (out / "ensemble.json").touch()
+    second.close()
+    assert not part.exists()
+
+
+def test_processes_that_begin_at_the_same_time_do_not_mix(tmp_path: Path, monkeypatch: Any) -> None:
+    out, make = tmp_path / "run", RunFolder._make
+    first: list[RunFolder] = []
+
+    def late(self: RunFolder, folder: Path) -> None:
+        """Another process makes the folder after this one saw none."""
+        monkeypatch.setattr(RunFolder, "_make", make)
+        first.append(opened(out))
+        make(self, folder)
+
+    monkeypatch.setattr(RunFolder, "_make", late)
+    with pytest.raises(InputError, match="another process is training"):
+        opened(out)
+    first[0].save({"group": 0}, 1)
+    assert [p.name for p in tmp_path.iterdir()] == ["run.part"]
+
+
+def test_a_run_folder_that_vanished_is_not_made_again(tmp_path: Path) -> None:
+    out, part = tmp_path / "run", tmp_path / "run.part"
+    first = opened(out)
+    first.save({"group": 0}, 1)
+    shutil.rmtree(part)
+    with pytest.raises(TrainingError, match=r"run\.part was deleted or moved during training"):
+        first.save({"group": 0}, 2)
+    assert not part.exists()
+    second = opened(out)
+    second.save({"group": 7}, 3)
+    with pytest.raises(TrainingError, match="deleted or moved"):
+        first.save({"group": 0}, 4)
+    first.close()
+    assert torch.load(part / STATE, weights_only=True) == {"group": 7}
 
 
 def test_ctrl_c_ends_after_a_step_with_a_checkpoint(tmp_path: Path) -> None:

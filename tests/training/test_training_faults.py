@@ -145,7 +145,7 @@ def test_a_full_disk_keeps_the_checkpoint_that_is_there(tmp_path: Path, monkeypa
     with pytest.raises(TrainingError, match=r"the disk is full; the checkpoint of step 3 is in .*goes on from there"):
         small("natural", out=tmp_path / "run", epochs=1, checkpoint_minutes=0.0)
     assert torch.load(tmp_path / "run.part" / STATE, weights_only=True)["step"] == 3
-    assert sorted(p.name for p in (tmp_path / "run.part").iterdir()) == [STATE, "run.json"]
+    assert sorted(p.name for p in (tmp_path / "run.part").iterdir()) == [".lock", STATE, "run.json"]
 
 
 class _FullFile(io.RawIOBase):

@@ -19,12 +19,16 @@ import torch
 from recarc.errors import InputError
 from recarc.training.faults import TrainingError, disk_message
 from recarc.training.lane import Lane
+from recarc.training.lock import FolderLock
 
 CONFIG, STATE = "run.json", "checkpoint.pt"
 
 
 class RunFolder:
-    """`OUT.part` beside the ensemble folder OUT: what an unfinished run needs to go on. `out` None: nothing is kept."""
+    """`OUT.part` beside the ensemble folder OUT: what an unfinished run needs to go on. `out` None: nothing is kept.
+
+    The writer (one rank of a run) holds it from `open` to `release`, so that no other run touches it.
+    """
 
     def __init__(self, out: Path | None, config: dict[str, Any], minutes: float, writer: bool) -> None:
         self.out, self.config, self.writer = out, json.loads(json.dumps(config)), writer
@@ -32,23 +36,43 @@ class RunFolder:
         self.seconds = 60 * minutes
         self.saved_at = time.monotonic()
         self.last_step: int | None = None
+        self._lock: FolderLock | None = None
 
     def open(self) -> dict[str, Any] | None:
         """Refuses a folder in use; returns the state of this very run if it was begun before."""
         if self.out is None or self.folder is None:
             return None
-        if os.path.lexists(self.out) and (not self.out.is_dir() or any(self.out.iterdir())):
-            raise InputError(f"{self.out} already exists and is not empty: choose another out folder")
+        self._check_out(self.out)
         if not self.folder.exists():
-            if self.writer:
-                # Made aside with its configuration in it: another rank never sees the folder half made.
-                aside = self.folder.with_name(f"{self.folder.name}.{os.getpid()}")
-                self._write(aside / CONFIG, json.dumps(self.config, indent=2).encode())
-                aside.rename(self.folder)
-            return None
+            if not self.writer:
+                return None
+            self._make(self.folder)
         self._check_same()
+        if self.writer:
+            self._lock = FolderLock(self.folder)
+            self._check_out(self.out)  # again: the run that held the lock may have ended meanwhile
+            self._check_same()
+            for leftover in self.folder.glob(".*.new"):  # of a killed process
+                leftover.unlink(missing_ok=True)
         path = self.folder / STATE
         return self._read(path) if path.exists() else None
+
+    def _check_out(self, out: Path) -> None:
+        if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
+            raise InputError(f"{out} already exists and is not empty: choose another out folder")
+
+    def _make(self, folder: Path) -> None:
+        """Made aside with its configuration in it: another process never sees the folder half made."""
+        aside = folder.with_name(f"{folder.name}.{os.getpid()}")
+        try:
+            aside.mkdir(parents=True, exist_ok=True)
+            self._write(aside / CONFIG, json.dumps(self.config, indent=2).encode())
+            aside.rename(folder)
+        except OSError as error:
+            if not folder.exists():  # else another process was faster; the lock and the configuration decide
+                raise TrainingError(disk_message(error, folder, "nothing was begun")) from None
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
     def _check_same(self) -> None:
         assert self.folder is not None
@@ -84,6 +108,11 @@ class RunFolder:
         self.saved_at = time.monotonic()
         if self.folder is None or not self.writer:
             return
+        if self._lock is not None and not self._lock.in_place():
+            raise TrainingError(
+                f"{self.folder} was deleted or moved during training, so no checkpoint can be written: put it back "
+                "and repeat the command to go on, or repeat it without to begin again"
+            )
         buffer = io.BytesIO()
         torch.save(state, buffer)
         self._write(self.folder / STATE, buffer.getbuffer())
@@ -98,13 +127,21 @@ class RunFolder:
         return f"the checkpoint of step {self.last_step} is in {self.folder}; the same command goes on from there"
 
     def close(self) -> None:
-        if self.folder is not None and self.writer:
+        """The run is finished: nothing of it is needed any more."""
+        ours = self._lock is not None and self._lock.in_place()
+        self.release()
+        if self.folder is not None and ours:
             shutil.rmtree(self.folder, ignore_errors=True)
 
+    def release(self) -> None:
+        """Lets other processes have the folder."""
+        if self._lock is not None:
+            self._lock.release()
+        self._lock = None
+
     def _write(self, path: Path, data: Any) -> None:
-        aside = path.with_name(f".{path.name}.new")
+        aside = path.with_name(f".{path.name}.{os.getpid()}.new")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             with aside.open("wb") as file:
                 file.write(data)
                 file.flush()

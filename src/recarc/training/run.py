@@ -89,6 +89,7 @@ def train(
         run = Run(problem, machine_for(where, group, wishes), wishes, folder, progress, Board(tensorboard))
         return run.finish(run.train())
     finally:
+        folder.release()
         set_random_state(before)
 
 
