@@ -201,6 +201,43 @@ def test_a_member_that_is_not_what_its_trace_says_is_run_unfused(monkeypatch: py
     assert not any(isinstance(m, Run) for m in member.search.modules())
 
 
+class Recalibrated(nn.Module):
+    """The convolution is the smaller part of a sum: its run would have to grow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.last = nn.Conv2d(3, 3, 1), nn.Linear(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = x.mean(dim=(2, 3), keepdim=True)
+        return self.last(torch.relu(x + self.conv(pooled)).mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_member_whose_fused_form_fails_is_run_unfused(gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recarc.acceleration.bodies.kernel_convolve", lambda: plain_convolve)
+    net, x = Recalibrated().eval(), torch.rand(2, 3, 6, 6, requires_grad=gradient)
+    member = FastMember(net, Settings("float16", graphs=False))
+    assert any(isinstance(m, Run) for m in member.search.modules())
+    with pytest.warns(UserWarning, match="running without fused convolutions: The expanded size"):
+        logits = member(x)
+    assert not any(isinstance(m, Run) for m in member.search.modules())
+    torch.testing.assert_close(logits, net(x), rtol=5e-3, atol=5e-3)
+
+
+def test_running_out_of_memory_is_no_reason_to_run_unfused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **options: Any) -> Tensor:
+        raise torch.cuda.OutOfMemoryError("full")
+
+    monkeypatch.setattr("recarc.acceleration.bodies.kernel_convolve", lambda: full)
+    member = FastMember(Odd("plain").eval(), Settings("float16", graphs=False))
+    for _ in range(2):  # a smaller batch is checked again
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            member(torch.rand(2, 3, 6, 6))
+        assert member.unchecked
+
+
 @NEEDS_CUDA
 @pytest.mark.parametrize(
     ("read", "made", "size", "stride", "side"),

@@ -97,14 +97,25 @@ class FastMember(nn.Module):
 
     def _check_fused(self, x: Tensor) -> None:
         """On the first images that come: a member that does more than its trace shows is run unfused."""
-        self.unchecked = False
         part = laid_out(x[:FEW].detach().to(self.dtype))
         with torch.no_grad():
-            expected, found = self.folded.float()(part), self._search_call(part)
-        far = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
-        if not far <= AGREEMENT:
-            warnings.warn(f"running without fused convolutions: logits differ by {far:.2g} of their size", stacklevel=2)
+            expected = self.folded.float()(part)
+            trouble = self._trouble(part, expected)
+        self.unchecked = False
+        if trouble:
+            warnings.warn(f"running without fused convolutions: {trouble}", stacklevel=2)
             self._take(body_of(self.folded, self.settings.precision, fuse=False))
+
+    def _trouble(self, part: Tensor, expected: Tensor) -> str:
+        """What is wrong with the fused logits; empty if nothing is."""
+        try:
+            found = self._search_call(part)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # such as a sum whose smaller part is the convolution
+            return first_line(error)
+        far = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+        return "" if far <= AGREEMENT else f"logits differ by {far:.2g} of their size"
 
     def forward(self, x: Tensor) -> Tensor:
         if not len(x):
