@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bank import bank
-from recarc import Ball, InputError, RandomizedEnsemble, Tight
+from recarc import ARC, Ball, InputError, RandomizedEnsemble, Tight
 from recarc.attacks.tight import STAGES
 from recarc.exact import optimum
 from tiny import labels_of, mlp, mlp_ensemble, points
@@ -70,3 +70,18 @@ def test_presets() -> None:
     ball = Ball("l2", 0.2)
     means = [float(ensemble.expected_accuracy(Tight(p)(ensemble, x, y, ball), y).mean()) for p in ("quick", "thorough")]
     assert means[1] <= means[0] + 1e-12
+
+
+@pytest.mark.parametrize(("classes", "planes"), [(3, 2), (10, 9), (12, 9)])
+def test_thorough_looks_at_nine_planes(classes: int, planes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def noting(attack: ARC, ensemble: RandomizedEnsemble, x: torch.Tensor, *problem: object) -> torch.Tensor:
+        seen.append(attack.planes or classes - 1)
+        return x
+
+    monkeypatch.setattr(ARC, "perturb", noting)
+    ensemble = mlp_ensemble(2, classes=classes)
+    x = points(2, 6)
+    Tight("thorough", steps=1)(ensemble, x, labels_of(ensemble, x), Ball("linf", 0.001))
+    assert seen and set(seen) == {planes}

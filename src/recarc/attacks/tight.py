@@ -24,7 +24,7 @@ STAGES = ("clean", "adaptive_pgd", "arc", "members", "corrected_arc", "climb", "
 class Effort:
     """How much each stage of `Tight` does."""
 
-    planes: int | None  # ARC's G (never more than there are)
+    planes: int  # ARC's G (never more than there are)
     members: tuple[AutoPGD, ...]  # against each member alone
     corrected_steps: int
     climb: Climb
@@ -41,7 +41,7 @@ PRESETS = {
         1,
     ),
     "thorough": Effort(
-        None,
+        9,
         (AutoPGD(steps=100), AutoPGD(steps=100, loss="dlr_targeted", targets=9)),
         20,
         Climb(steps=50, orders=4),
@@ -92,7 +92,7 @@ class Tight(Attack):
     ) -> Iterator[tuple[str, Tensor]]:
         """Runs the stages one by one on `found`; yields each one's name and predictions."""
         effort, classes = PRESETS[self.preset], ensemble.members[0](x[:1]).shape[1]
-        planes = None if effort.planes is None else min(effort.planes, classes - 1)
+        planes = min(effort.planes, classes - 1)
         everyone = torch.arange(len(x), device=x.device)
         x_adv = AdaptivePGD(steps=self.steps).perturb(ensemble, x, y, ball)
         yield "adaptive_pgd", found.try_out(ensemble, y, everyone, x_adv)
