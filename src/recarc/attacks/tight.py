@@ -67,6 +67,12 @@ class Tight(Attack):
         if self.preset not in PRESETS:
             raise unknown("preset", self.preset, PRESETS)
 
+    def plain_stages(self, classes: int | None = None) -> dict[str, Attack]:
+        """The stages that are attacks by themselves; with few classes ARC has fewer planes."""
+        planes = PRESETS[self.preset].planes
+        arc = ARC(steps=self.steps, planes=planes if classes is None else min(planes, classes - 1))
+        return {"adaptive_pgd": AdaptivePGD(steps=self.steps, seed=self.seed), "arc": arc}
+
     def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         found = Found.clean(ensemble, x, y)
         for _ in self._stages(ensemble, x, y, ball, found):
@@ -94,10 +100,8 @@ class Tight(Attack):
         effort, classes = PRESETS[self.preset], ensemble.members[0](x[:1]).shape[1]
         planes = min(effort.planes, classes - 1)
         everyone = torch.arange(len(x), device=x.device)
-        x_adv = AdaptivePGD(steps=self.steps).perturb(ensemble, x, y, ball)
-        yield "adaptive_pgd", found.try_out(ensemble, y, everyone, x_adv)
-        x_adv = ARC(steps=self.steps, planes=planes).perturb(ensemble, x, y, ball)
-        yield "arc", found.try_out(ensemble, y, everyone, x_adv)
+        for name, plain in self.plain_stages(classes).items():
+            yield name, found.try_out(ensemble, y, everyone, plain.perturb(ensemble, x, y, ball))
 
         for i in ensemble.order:
             for attack in effort.members:

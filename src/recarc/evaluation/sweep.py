@@ -72,8 +72,8 @@ def sweep(
 
     alpha: probability of the first member, the others share the rest in their own proportion. size: the first M
     members, equiprobable. planes and steps are set on the attacks that have them. What is shared: an attack without
-    the knob is run once; with a staged attack (Tight) in the list, the figures of attacks named after its first stages
-    (adaptive_pgd, arc) are read off its records, unless the sweep changes them alone. `options` go to `evaluate`.
+    the knob is run once; with a staged attack (Tight) in the list, the figures of attacks that are exactly its first
+    stages (adaptive_pgd, arc with its steps and planes) are read off its records. `options` go to `evaluate`.
     """
     points = checked_values(ensemble, attacks, ball, over, values)
     folder = Path(out)
@@ -81,9 +81,10 @@ def sweep(
     for value in points:
         rec, there = _problem(ensemble, ball, over, value)
         staged: Evaluation | None = None
+        contained: Mapping[str, Any] = {}
         for name, attack in _staged_first(attacks):
             changed = _changed(attack, over, value)
-            if staged is not None and name in staged.stages and not _alone(over, attacks, name):
+            if staged is not None and contained.get(name) == changed and not _alone(over, attacks, name):
                 cells.append(Cell(value, name, staged.stage_accuracies[name], _path(staged), name))
                 continue
             own = over not in ("steps", "planes") or changed is not attack
@@ -93,7 +94,7 @@ def sweep(
             result = evaluate(rec, changed, data, there, out=place, **options)
             cells.append(Cell(value, name, result.robust, place))
             if result.stages:
-                staged = result
+                staged, contained = result, getattr(changed, "plain_stages", dict)()
             if result.floor_scores is not None:
                 cells.append(Cell(value, "floor", estimate(result.floor_scores), place, "floor"))
     order = [*attacks, "floor"]

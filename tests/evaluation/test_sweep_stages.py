@@ -1,0 +1,47 @@
+"""A sweep reads an attack off the stages of Tight only where it is the very attack that Tight runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import BALL, problem
+
+from recarc import ARC, AdaptivePGD, Evaluation, Tight, evaluate
+from recarc.evaluation.sweep import sweep
+
+pytestmark = pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
+
+
+@pytest.mark.parametrize(
+    ("name", "attack"),
+    [
+        ("arc", ARC(steps=1, step_size=1e-6)),
+        ("arc", ARC(steps=2, planes=1)),
+        ("arc", ARC(steps=2, planes=4, variant="corrected")),
+        ("adaptive_pgd", AdaptivePGD(steps=2, step_size=1e-6)),
+        ("climb", ARC(steps=2, planes=4)),
+    ],
+)
+def test_an_attack_with_knobs_of_its_own_is_run(name: str, attack: Any, tmp_path: Path) -> None:
+    ensemble, data = problem()
+    attacks = {name: attack, "tight": Tight("quick", steps=2)}
+    found = sweep(ensemble, attacks, data, BALL, "eps", [0.05, 0.1], tmp_path / "sweep", progress=False)
+    alone = evaluate(ensemble, attack, data, BALL, progress=False)
+    cell = found.at(0.1, name)
+    assert cell is not None and cell.stage == "" and cell.estimate.value == alone.robust_accuracy
+    assert Evaluation.load(cell.run).configuration["attack"] == alone.configuration["attack"]
+
+
+def test_the_attacks_that_tight_runs_are_read_off_its_records(tmp_path: Path) -> None:
+    ensemble, data = problem()
+    attacks = {"adaptive_pgd": AdaptivePGD(steps=2), "arc": ARC(steps=2, planes=4), "tight": Tight("quick", steps=2)}
+    found = sweep(ensemble, attacks, data, BALL, "eps", [0.1], tmp_path, progress=False)
+    assert [str(p.parent.relative_to(tmp_path)) for p in tmp_path.rglob("run.json")] == ["eps=0.1/tight"]
+    for name in ("adaptive_pgd", "arc"):
+        cell = found.at(0.1, name)
+        assert cell is not None and cell.stage == name
+        assert cell.estimate.value == evaluate(ensemble, attacks[name], data, BALL, progress=False).robust_accuracy
+    swept = sweep(ensemble, attacks, data, BALL, "steps", [1, 2], tmp_path / "steps", progress=False)
+    assert {cell.stage for cell in swept.cells if cell.attack == "arc"} == {"arc"}, "steps change both alike"
