@@ -7,7 +7,10 @@ import hashlib
 import json
 import math
 import platform
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,41 +23,116 @@ from recarc.geometry import Ball
 from recarc.provenance import commit
 
 Json = dict[str, Any]
+Known = Mapping[int, str]  # by identity: what is being described already, and its name
+Describe = Callable[[Any], Any]
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+DERIVED = (  # of torch's layers, from their other attributes
+    "_reversed_padding_repeated_twice",
+    *("_flat_weights", "_flat_weight_refs", "_flat_weights_names", "_all_weights"),
+)
 
 
-def described(value: Any) -> Any:
-    """Knobs as JSON, recursively; two values with the same description mean the same computation."""
+def described(value: Any, known: Known | None = None) -> Any:
+    """Knobs as JSON, recursively; two values with the same description mean the same computation.
+
+    The same in every process: no memory addresses, and what encloses a value is only named where it occurs again.
+    """
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, (Tensor, np.ndarray)):
-        tensor = torch.as_tensor(value)
-        return {"shape": list(tensor.shape), "sha256": tensor_hash(tensor)}
+    if isinstance(value, np.ndarray):
+        value = torch.as_tensor(value.copy()) if value.dtype.kind in "biufc" else value.tolist()
+    if isinstance(value, Tensor):
+        return {"shape": list(value.shape), "sha256": tensor_hash(value)}
+    known = known or {}
+    if id(value) in known:
+        return {"again": known[id(value)]}
+    inner = partial(described, known={**known, id(value): f"{type(value).__name__} {len(known)}"})
     if isinstance(value, Mapping):
-        return {str(key): described(item) for key, item in value.items()}
-    if isinstance(value, (Sequence, set, frozenset)):
-        return [described(item) for item in (sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value)]
+        return {_key(key, inner): inner(item) for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(inner, value), key=repr)
+    if isinstance(value, Sequence):
+        return [inner(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        knobs = {f.name: described(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        knobs = {f.name: inner(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"class": type(value).__name__, **knobs}
     if isinstance(value, nn.Module):
-        return {"class": type(value).__name__, "sha256": module_hash(value)}
-    name = getattr(value, "__qualname__", None)
-    if callable(value) and name is not None:
-        return f"{value.__module__}:{name}"
-    return {"class": type(value).__name__, **{k: described(v) for k, v in sorted(vars(value).items())}}
+        return {"class": type(value).__name__, "sha256": module_hash(value, known)}
+    if isinstance(value, partial):
+        parts = {"function": inner(value.func), "args": inner(value.args), "keywords": inner(value.keywords)}
+        return {"class": type(value).__name__, **parts}
+    if isinstance(value, ModuleType):
+        return value.__name__
+    if callable(value) and hasattr(value, "__qualname__"):
+        return _function(value, inner)
+    return _object(value, inner)
 
 
-def module_hash(module: nn.Module) -> str:
+def _key(key: Any, inner: Describe) -> str:
+    return canonical(inner(key)) if ADDRESS.search(str(key)) else str(key)
+
+
+def _function(value: Any, inner: Describe) -> Any:
+    """By name; with what it is bound to, its defaults and what it closes over, where it has them."""
+    if hasattr(value, "__wrapped__") and not isinstance(value, (FunctionType, MethodType, type)):
+        return inner(value.__wrapped__)  # such as a cached function
+    plain, owner = getattr(value, "__func__", value), getattr(value, "__self__", None)
+    told: Json = {}
+    if isinstance(value, MethodType) or not isinstance(owner, (type(None), ModuleType, type)):
+        told["self"] = inner(owner)
+    if isinstance(plain, FunctionType):
+        told |= {key: inner(held) for key in ("__defaults__", "__kwdefaults__") if (held := getattr(plain, key))}
+        cells = zip(plain.__code__.co_freevars, plain.__closure__ or ())
+        closure = {name: inner(_content(cell)) for name, cell in cells if name != "__class__"}
+        told |= {"closure": closure} if closure else {}
+    name = f"{getattr(value, '__module__', None)}:{value.__qualname__}"
+    return {"function": name, **told} if told else name
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None  # not assigned yet
+
+
+def _object(value: Any, inner: Describe) -> Json:
+    """By its attributes; what has none, or says itself how to make it again, by that."""
+    told: Json = {"class": type(value).__name__}
+    if hasattr(value, "__dict__") and type(value).__reduce__ is object.__reduce__:
+        return {**told, **{k: inner(v) for k, v in sorted(vars(value).items())}}
+    try:
+        made = value.__reduce_ex__(2)
+    except Exception:  # locks, files, generators: nothing but their kind can be told
+        return told
+    return {**told, "made": made if isinstance(made, str) else [inner(part) for part in made[:3]]}
+
+
+def module_hash(module: nn.Module, known: Known | None = None) -> str:
     """Architecture (as printed, and the plain attributes of its parts), parameters and every buffer."""
-    digest = hashlib.sha256(repr(module).encode())
-    for name, part in module.named_modules():
+    digest = hashlib.sha256(ADDRESS.sub("", repr(module)).encode())
+    parts = dict(module.named_modules())
+    known = {**(known or {}), **{id(part): f"part {name}" for name, part in parts.items()}}
+    for name, part in parts.items():
         plain = {k: v for k, v in vars(part).items() if isinstance(v, (bool, int, float, str)) and k != "training"}
         digest.update(f"{name} {sorted(plain.items())}".encode())
+        held = {k: described(v, known) for k, v in vars(part).items() if _matters(part, k, v)}
+        digest.update(canonical(held).encode() if held else b"")
     for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()], key=lambda pair: pair[0]):
         digest.update(f"{name} {tensor_hash(tensor)}".encode())
     return digest.hexdigest()
+
+
+def _matters(part: nn.Module, name: str, value: Any) -> bool:
+    """Tensors and sequences of a part that are not registered; not those that follow from what is printed of it."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        return True
+    if not isinstance(value, (list, tuple)) or not value or type(part).__module__.startswith("recarc.models."):
+        return False
+    layers = (base for base in type(part).__mro__ if base.__module__.startswith("torch.nn."))
+    return name not in DERIVED and not any(name in getattr(base, "__constants__", ()) for base in layers)
 
 
 def member_hash(member: Member, logits: Tensor) -> str:

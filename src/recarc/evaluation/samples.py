@@ -78,6 +78,7 @@ def tensor_hash(*tensors: Tensor) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+        flat = dense.cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
     return digest.hexdigest()
