@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,7 +47,8 @@ def sweep(
 
     Example: `recarc sweep my-ensemble --over alpha --values 0.5,0.7,0.9 --data cifar10 --eps 8/255 --out sweeps/alpha`
 
-    With tight among the attacks, adaptive_pgd and arc are read off its stages and cost nothing more.
+    With tight among the attacks, adaptive_pgd and arc are read off its stages and cost nothing more, arc with as many
+    planes as there; with --planes or --step-size they are run by themselves.
     """
     points = numbers("--values", values)
     if eps is None and over != "eps":
@@ -58,6 +59,8 @@ def sweep(
     valid = parsed_box(box)
     probabilities = None if alpha is None else numbers("--alpha", alpha)
     attacks = {name: fitting(name, knobs) for name in (part.strip() for part in attack.split(","))}
+    if planes is None and step is None and {"arc", "tight"} <= attacks.keys():
+        attacks["arc"] = replace(attacks["arc"], planes=attacks["tight"].plain_stages()["arc"].planes)
 
     import recarc
     from recarc.cli.devices import device_named
