@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 from pathlib import Path
 
 
-@functools.cache
 def commit() -> str | None:
     """The commit this code was run from; where it is no checkout, what RECARC_COMMIT says."""
     here = Path(__file__).resolve()
