@@ -59,6 +59,7 @@ def test_a_difference_between_two_places_of_a_sweep(toy_shop: Workshop, tmp_path
     found = Reproduction(ITEMS["figure10"], [row], toy_shop, tmp_path, progress=False).measured(row)
     one, three, gain = found.figure("ARC", 1), found.figure("ARC", 3), found.figure("gain")
     assert one and three and gain and gain.interval
+    assert found.alpha is None  # every size has its own
     assert gain.measured == pytest.approx(three.measured - one.measured, abs=1e-3) and gain.unit == "points"
     assert all("gain" not in grid.header for grid in grids(ItemResult("figure10", "", (found,))))
 

@@ -79,6 +79,7 @@ class Reproduction:
         figures += self.differences(small)
         if any(reading.what == "showable" for m in small.measurements for reading in m.readings):
             self.draw(small, found, alpha, images)
+        shared = any(m.alpha is None for m in small.measurements)  # some points of sweeps have an alpha of their own
         return RowResult(
             row.name,
             tuple(figures),
@@ -88,8 +89,8 @@ class Reproduction:
             norm=row.norm,
             eps=row.eps,
             axis=row.axis,
-            alpha=alpha,
-            alpha_chosen_by="" if row.axis == "alpha" else chosen_by,
+            alpha=alpha if shared else None,
+            alpha_chosen_by=chosen_by if shared else "",
             ensemble=found.source,
             recipe=found.recipe if scale.name == "full" else f"{found.recipe}, {scale.name}",
             precision=shop.precision,
