@@ -19,7 +19,7 @@ from recarc.report.plane import THREE, TWO, Plane, solved, write_plane
 
 
 def draw_gallery(
-    ensemble: RandomizedEnsemble, images: ImageSet, ball: Ball, attacks: Mapping[str, Attack], path: Path
+    ensemble: RandomizedEnsemble, images: ImageSet, ball: Ball, attacks: Mapping[str, Attack], path: Path, title: str
 ) -> Path:
     """One row an image: clean, then each attack's image and its perturbation, with every member's answer."""
     import numpy as np
@@ -39,6 +39,7 @@ def draw_gallery(
             if k:
                 change = 0.5 + (shown[i] - x[i]) / (2 * float(ball.radius(x)[i]))
                 _show(axes[i][2 * k], change.clamp(0, 1), "perturbation, scaled")
+    figure.suptitle(title, fontsize=9)
     return save(figure, path)
 
 

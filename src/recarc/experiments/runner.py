@@ -225,10 +225,16 @@ class Reproduction:
 
     def showable(self) -> np.ndarray:
         """(N,) clean and under APGD right for every member, under ARC wrong for all."""
+        arc = self.evaluations["ARC", None]
+        return self.fooled() == len(arc.adversarial_predictions[0])
+
+    def fooled(self) -> np.ndarray:
+        """(N,) how many members ARC fools where clean and under APGD none is wrong; else 0."""
         apgd, arc = self.evaluations["APGD", None], self.evaluations["ARC", None]
         right = (apgd.clean_predictions == apgd.labels).all(0)
         right &= (apgd.adversarial_predictions[0] == apgd.labels).all(0)
-        return right & (arc.adversarial_predictions[0] != arc.labels).all(0)
+        wrong = (arc.adversarial_predictions[0] != arc.labels).sum(0)
+        return np.where(right, wrong, 0)
 
     def differences(self, row: Row) -> list[Figure]:
         """Paired over the images: mean and 95 % interval of the difference."""
@@ -247,15 +253,16 @@ class Reproduction:
 
     def draw(self, row: Row, found: Found, alpha: Alpha, images: ImageSet) -> None:
         """Up to three images with their perturbations; an attack gives an image the same result in any batch."""
-        chosen = np.flatnonzero(self.showable())[:3]
-        if not len(chosen):
-            self.workshop.say(
-                f"{row.name}: no image that APGD leaves right for every member and ARC turns wrong for all"
-            )
+        fooled, members = self.fooled(), len(found.ensemble)
+        most = int(fooled.max())
+        if not most:
+            self.workshop.say(f"{row.name}: no image that APGD leaves right for every member and ARC does not")
             return
+        chosen = np.flatnonzero(fooled == most)[:3]
+        title = f"APGD fools no member, ARC {most} of {members} ({int((fooled == most).sum())} of {len(images)} images)"
         attacks = {m.readings[0].column: m.attack for m in row.measurements}
         path = self.keep / f"{self.item.name}-{row.name}.png"
-        draw_gallery(found.ensemble.with_alpha(alpha), images.subset(chosen), row.ball(), attacks, path)
+        draw_gallery(found.ensemble.with_alpha(alpha), images.subset(chosen), row.ball(), attacks, path, title)
 
     def _tell(self, row: Row, figures: list[Figure]) -> None:
         for f in figures:
