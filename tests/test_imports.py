@@ -15,7 +15,7 @@ PACKAGE = Path(recarc.__file__).parent
 # Bottom-up: a part may import itself and what stands on an earlier line.
 ORDER = [
     ["errors"],
-    ["zoo", "provenance"],
+    ["zoo", "provenance", "locks"],
     ["deployment"],
     ["randomness"],
     ["losses"],

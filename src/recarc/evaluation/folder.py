@@ -17,6 +17,7 @@ from recarc.errors import InputError
 from recarc.evaluation.configuration import Json, differences, fingerprint
 from recarc.evaluation.faults import RunError
 from recarc.evaluation.records import Records, from_parquet, to_parquet
+from recarc.locks import hold
 
 FORMAT = 1
 RUN, SUMMARY, LOCK = "run.json", "summary.json", ".lock"
@@ -142,12 +143,8 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """One writer at a time; the system frees the lock of a killed process."""
-        handle = _lock(self.path / LOCK)
-        try:
+        with _lock(self.path / LOCK):
             yield
-        finally:
-            if handle is not None:
-                handle.close()
 
 
 def write_all(files: Mapping[Path, bytes]) -> None:
@@ -184,26 +181,15 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def _lock(path: Path) -> IO[bytes] | None:
+def _lock(path: Path) -> IO[bytes]:
     try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        return None
-    try:
-        handle = path.open("wb")
-    except OSError as error:
-        raise RunError(f"cannot write to {path.parent}: {error.strerror or error}") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return hold(path)
     except BlockingIOError:
-        handle.close()
         raise InputError(
             f"another process is writing to {path.parent}; wait for it, or choose another folder"
         ) from None
-    except OSError:  # a file system without locks
-        handle.close()
-        return None
-    return handle
+    except OSError as error:
+        raise RunError(f"cannot write to {path.parent}: {error.strerror or error}") from None
 
 
 def _checksum(run: Mapping[str, Any]) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from recarc.errors import InputError
+from recarc.locks import hold
 
 FORMAT = 1
 
@@ -109,24 +108,10 @@ def write(folder: Path, result: ItemResult) -> Path:
 def add_row(folder: Path, item: str, title: str, new: RowResult, order: list[str]) -> ItemResult:
     """The row put into the item's file; several processes may do so at the same time."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _one_at_a_time(folder / f".{item}.lock"):
+    with hold(folder / f".{item}.lock", wait=True):
         result = read(folder, item, title).with_row(new, order)
         write(folder, result)
     return result
-
-
-@contextlib.contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Waits for other processes where the system has locks; it frees those of a killed process."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with path.open("wb") as handle:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def check_replaceable(folder: Path, item: str, images: dict[str, int], tight: bool = True) -> None:
