@@ -100,6 +100,11 @@ def _at_least(limit: float, gaps: list[tuple[float, float]]) -> bool | None:
     return False if any(gap + half < limit for gap, half in gaps) else None
 
 
+def _span(gaps: list[tuple[float, float]]) -> str:
+    values = [gap for gap, _ in gaps]
+    return f"{min(values):.2f} to {max(values):.2f} points over {_count(gaps, 'ensemble')}"
+
+
 def _flattery(results: Results) -> Finding | None:
     pairs, single = _split(_both(_rows(results, "table1", "table2"), "APGD", "ARC"))
     if not pairs:
@@ -108,8 +113,7 @@ def _flattery(results: Results) -> Finding | None:
     for row, a, b in pairs:
         paired = row.figure("Diff")
         gaps.append((a.measured - b.measured, _half(paired) if paired else _half(a, b)))
-    low, high = min(gap for gap, _ in gaps), max(gap for gap, _ in gaps)
-    summary = f"APGD less ARC is {low:.2f} to {high:.2f} points over {_count(gaps, 'ensemble')}."
+    summary = f"APGD less ARC is {_span(gaps)}."
     form = "{row}: {a:.2f} against {b:.2f} ({n})"
     lines = _named(pairs, form) + [f"not counted, alpha chose f1 alone: {line}" for line in _named(single, form)]
     return Finding(_at_least(8, gaps), summary, lines)
@@ -120,8 +124,7 @@ def _below_at(results: Results) -> Finding | None:
     if not pairs:
         return None
     gaps = [(b.measured - a.measured, _half(a, b)) for _, a, b in pairs]
-    low, high = min(gap for gap, _ in gaps), max(gap for gap, _ in gaps)
-    summary = f"By {low:.2f} to {high:.2f} points over {_count(gaps, 'ensemble')}."
+    summary = f"By {_span(gaps)}."
     form = "{row}: ARC leaves the ensemble {a:.2f}, PGD leaves AT {b:.2f} ({n})"
     return Finding(_at_least(0, gaps), summary, _named(pairs, form))
 

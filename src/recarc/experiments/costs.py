@@ -8,6 +8,7 @@ from recarc.attacks.pgd import GradientAttack
 from recarc.data.catalog import CATALOG
 from recarc.experiments.paper import budget
 from recarc.experiments.recipe import Item, Made, Row
+from recarc.experiments.scale import FULL
 
 # Million multiply-adds of one image through one member, counted on the registered architectures.
 MMACS = {
@@ -26,7 +27,6 @@ LARGE = 100  # million multiply-adds: from here on a GPU is busy with arithmetic
 ATTACK = {"small": 400_000 / 2.58 * 40.6, "large": 11_730 * 1814.1}
 TRAIN = {"small": 49_000 * 8 / 2.27 * 40.6, "large": 49_000 * 8 / 5.44 * 555.4}
 SAMPLE = 500  # images that the pretrained members are tried on
-GRID, GRID_IMAGES = 11, 2000  # of the search for alpha
 FAST_EPOCHS = {
     "adp": 30.0,
     "dverge": 30.0,
@@ -72,7 +72,7 @@ def attack_passes(row: Row) -> float:
     each = sum(passes(m.attack, len(m.members) if m.members else row.made.members, classes) for m in row.measurements)
     search = 0.0
     if row.alpha == "grid":
-        search = GRID * GRID_IMAGES * passes(budget(row.data).apgd(), row.made.members, classes)
+        search = FULL.grid * FULL.grid_images * passes(budget(row.data).apgd(), row.made.members, classes)
     return each * count + search
 
 

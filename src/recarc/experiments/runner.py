@@ -22,7 +22,7 @@ from recarc.evaluation.folder import RunFolder, write_all
 from recarc.evaluation.members import ACCELERATED
 from recarc.evaluation.result import Estimate, Evaluation, estimate
 from recarc.experiments import results
-from recarc.experiments.costs import MMACS
+from recarc.experiments.costs import LARGE, MMACS
 from recarc.experiments.pictures import draw_gallery
 from recarc.experiments.recipe import Alpha, Item, Measurement, Reading, Row
 from recarc.experiments.results import Figure, ItemResult, RowResult
@@ -30,7 +30,6 @@ from recarc.experiments.workshop import Found, Workshop
 from recarc.geometry import Ball
 
 FEW = 16
-HEAVY = 100  # million multiply-adds
 
 
 @dataclass
@@ -180,7 +179,7 @@ class Reproduction:
         digest = self._digest(ensemble, measurement.attack, ball, images)
         out = self.workshop.out / "runs" / f"{images.name}-{type(measurement.attack).__name__.lower()}-{digest}"
         tile = len(images) if len(images) < FEW else self.workshop.scale.tile  # padding to a tile would cost more
-        heavy = self.workshop.device.type == "cuda" and MMACS.get(row.made.arch, 0) > HEAVY
+        heavy = self.workshop.device.type == "cuda" and MMACS.get(row.made.arch, 0) > LARGE
         return evaluate(
             ensemble,
             measurement.attack,
