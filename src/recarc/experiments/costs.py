@@ -23,9 +23,9 @@ MMACS = {
 LARGE = 100  # million multiply-adds: from here on a GPU is busy with arithmetic rather than with launches
 # Million multiply-adds a second on one H200, forward and backward. Attacks: 400,000 passes through a ResNet-20 in
 # 2.58 s (TF32, results/speed.json), 11,730 a second through a ResNet-18 at 224 pixels (results/paper/throughput.json).
-# Training: 8 passes for each of 49,000 images in 2.27 s (ResNet-20) and 5.44 s (ResNet-18, results/speed.json).
+# Training: 8 passes of 128 images in 5.82 ms (ResNet-20) and 14.0 ms (ResNet-18, results/speed.json).
 ATTACK = {"small": 400_000 / 2.58 * 40.6, "large": 11_730 * 1814.1}
-TRAIN = {"small": 49_000 * 8 / 2.27 * 40.6, "large": 49_000 * 8 / 5.44 * 555.4}
+TRAIN = {"small": 128 * 8 / 5.82e-3 * 40.6, "large": 128 * 8 / 14.0e-3 * 555.4}
 SAMPLE = 500  # images that the pretrained members are tried on
 FAST_EPOCHS = {
     "adp": 30.0,
