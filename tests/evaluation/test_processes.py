@@ -69,5 +69,5 @@ def test_bad_input_fails_on_every_rank_at_once(ensemble: Path, tmp_path: Path) -
     command = ["-m", "recarc", "evaluate", str(ensemble), "--data", "digits", "--limit", "8", "--eps", "0.1"]
     done = called(*RUN, *command, "--out", str(tmp_path / "taken"))
     assert done.returncode != 0
-    said = [line for line in done.stderr.splitlines() if line.startswith("[rank 0]")]
-    assert len(said) == 1 and "error:" in said[0] and "thesis.tex" in said[0]
+    said = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]  # torchrun ends the slower one
+    assert 1 <= len(said) <= 2 and all("error:" in line and "thesis.tex" in line for line in said)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,9 +23,11 @@ from recarc.training.batches import Augmentation, epoch_order, split
 from recarc.training.copies import Copies, foldable, frozen_copy
 from recarc.training.machine import Machine, fit
 from recarc.training.methods import method_named
+from recarc.training.methods.trs import gradient_of_gradient_norm
 from recarc.training.optimizer import SGD, Adam, Average
 from recarc.training.recipes import Recipe
 from recarc.training.schedule import average_decay, learning_rate
+from recarc.training.team import Team
 
 CPU = torch.device("cpu")
 
@@ -236,21 +239,36 @@ def test_what_cannot_be_used_is_said_and_training_goes_on(when: str, monkeypatch
     assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("method", ["at", "trs", "dverge"])
-def test_methods_that_look_inside_members_get_them_whole(method: str) -> None:
-    machine = Machine(CPU, bf16=True, fold=True, fuse=True)
+@pytest.mark.parametrize(
+    ("method", "fold", "fuse"), [("at", True, True), ("trs", True, False), ("dverge", False, False)]
+)
+def test_methods_get_copies_they_can_use(method: str, fold: bool, fuse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recarc.training.machine.kernel_convolve", lambda: torch.conv2d)
+    machine = Machine(torch.device("cuda"), bf16=True, fold=True, fuse=True)
     fit(machine, method_named(method), build("resnet20", 10), "eval", Switches(fold=True))
-    told = f"fold is off: {method} looks inside the members it attacks"
-    assert (machine.fold, machine.notes) == ((True, []) if method == "at" else (False, [told]))
-    assert not machine.fuse
+    told = [] if fold else [f"fold is off: {method} looks inside the members it attacks"]
+    assert (machine.fold, machine.fuse, machine.notes) == (fold, fuse, told)
+
+
+def test_gradients_of_gradients_through_a_folded_copy() -> None:
+    torch.manual_seed(0)
+    net = build("resnet20", 10).double().train()
+    x, y = torch.rand(4, 3, 32, 32, dtype=torch.float64), torch.arange(4)
+    net(x)
+    whole, folded = (Copies(net, half=False, attack_mode="eval", fold=fold) for fold in (False, True))
+    folded.refresh()
+    assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in folded.attack.modules())
+    found, expected = (
+        gradient_of_gradient_norm(cast(Team, SimpleNamespace(victims=[c.attack])), x, y) for c in (folded, whole)
+    )
+    assert float(expected.abs().max()) > 0
+    assert torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
 
 
 def test_fusing_says_why_it_is_off_when_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     net, method, gpu = build("resnet20", 10), method_named("at"), torch.device("cuda")
-    for asked, notes in (
-        (True, ["fuse is off: it needs a GPU, a folded copy in bfloat16, and no compiler"]),
-        (None, []),
-    ):
+    needs = "it needs a GPU, a folded copy in bfloat16, no compiler, and a method that differentiates no gradients"
+    for asked, notes in ((True, [f"fuse is off: {needs}"]), (None, [])):
         machine = Machine(CPU, bf16=True, fold=True, fuse=True)
         fit(machine, method, net, "eval", Switches(fuse=asked))
         assert (machine.fuse, machine.notes) == (False, notes)

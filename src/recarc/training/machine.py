@@ -118,8 +118,10 @@ def fit(machine: Machine, method: Method, model: nn.Module, attack_mode: str, wi
             machine.fold = False
     if machine.fuse:
         fusible = machine.fold and machine.bf16 and not machine.compile and machine.device.type == "cuda"
+        fusible &= not method.differentiates_twice
         if not fusible and wishes.fuse:
-            machine.off("fuse", "it needs a GPU, a folded copy in bfloat16, and no compiler")
+            why = "a folded copy in bfloat16, no compiler, and a method that differentiates no gradients"
+            machine.off("fuse", f"it needs a GPU, {why}")
         machine.fuse = fusible  # what nobody asked for goes off without a word
     if machine.fuse and kernel_convolve() is None:
         machine.off("fuse", "Triton cannot build the kernels here")

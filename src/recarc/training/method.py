@@ -51,7 +51,8 @@ class Method:
     least: ClassVar[int] = 1  # how few make sense
     needs_ball: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
-    looks_inside: ClassVar[bool] = False  # `attacked` takes layers or second derivatives: no folded or fused copies
+    looks_inside: ClassVar[bool] = False  # `attacked` takes layers: no folded copies
+    differentiates_twice: ClassVar[bool] = False  # `attacked` takes second derivatives: no fused copies
     wants_input_gradient: ClassVar[bool] = False  # `after` gets the loss's gradient in the attacked batch
 
     def plan(self, members: int, given: int) -> list[list[Stage]]:

@@ -10,6 +10,7 @@ from recarc.losses import cross_entropy
 from recarc.training.copies import without_weight_gradients
 from recarc.training.method import Method, Parts, Stage, together
 from recarc.training.methods.gal import logits_and_gradients, pairwise_cosines
+from recarc.training.second_order import second_order
 from recarc.training.team import Team, random_start
 
 WEIGHT, COSINE = 5.0, 2.0
@@ -31,7 +32,7 @@ class TRS(Method):
     members = 3
     least = 2
     needs_ball = False
-    looks_inside = True  # the search differentiates gradients
+    differentiates_twice = True
 
     def plan(self, members: int, given: int) -> list[list[Stage]]:
         return together(members, given)
@@ -67,7 +68,9 @@ def gradient_of_gradient_norm(team: Team, x: Tensor, y: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
         total = x.new_zeros(())
         for member in team.victims:
-            (g,) = torch.autograd.grad(cross_entropy(member(x), y).sum(), x, create_graph=True)
+            with second_order():
+                loss = cross_entropy(member(x), y).sum()
+            (g,) = torch.autograd.grad(loss, x, create_graph=True)
             total = total + g.float().square().sum()
         (found,) = torch.autograd.grad(total, x)
     return found.float().nan_to_num(nan=0.0)
