@@ -151,7 +151,7 @@ def test_the_floor_is_judged_by_the_usual_effort() -> None:
     assert judged.verdict == "confirmed"
     assert judged.evidence[1:] == (
         "with the preset quick, cifar10 l2: 4.00 over 3.00 (n = 100)",
-        "with the preset quick, adp at 255 eps 2: 6.00 over 4.00 (n = 100)",
+        "with the preset quick, adp at eps 2/255: 6.00 over 4.00 (n = 100)",
     )
 
 

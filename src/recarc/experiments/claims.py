@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recarc.experiments.curves import IAT_GAIN
+from recarc.experiments.layout import point
 from recarc.experiments.results import Figure, ItemResult, RowResult
 
 Results = Mapping[str, ItemResult]
 Pair = tuple[RowResult, Figure, Figure]
 NEAR = 0.5  # points: what two attacks may differ by and still be called equal, and the verdict's own limit
+FLATTERY = 8  # points
 FULL_SEARCH = {"cifar10": 9, "cifar100": 99, "imagenet": 999}
 
 
@@ -113,10 +115,13 @@ def _flattery(results: Results) -> Finding | None:
     for row, a, b in pairs:
         paired = row.figure("Diff")
         gaps.append((a.measured - b.measured, _half(paired) if paired else _half(a, b)))
-    summary = f"APGD less ARC is {_span(gaps)}."
+    printed = [-paired.paper for row, _, _ in pairs if (paired := row.figure("Diff")) and paired.paper is not None]
+    less = [_label(row) for (row, _, _), (gap, half) in zip(pairs, gaps) if gap + half < FLATTERY]
+    summary = f"APGD less ARC is {_span(gaps)}" + (f", less than {FLATTERY} on {', '.join(less)}" if less else "")
+    summary += f"; the paper's for the same are {min(printed):.2f} to {max(printed):.2f}." if printed else "."
     form = "{row}: {a:.2f} against {b:.2f} ({n})"
     lines = _named(pairs, form) + [f"not counted, alpha chose f1 alone: {line}" for line in _named(single, form)]
-    return Finding(_at_least(8, gaps), summary, lines)
+    return Finding(_at_least(FLATTERY, gaps), summary, lines)
 
 
 def _below_at(results: Results) -> Finding | None:
@@ -211,11 +216,13 @@ def _floor(results: Results) -> Finding | None:
     pairs = [pair for pair in found if not _hasty(pair[0])]
     if not pairs:
         return None
-    gap = max(a.measured - b.measured for _, a, b in pairs)
+    *gaps, (gap, widest) = sorted((a.measured - b.measured, _label(row)) for row, a, b in pairs)
+    summary = f"It ends {gap:.2f} points above on {widest}"
+    summary += f", at most {gaps[-1][0]:.2f} on {_count(gaps, 'other')}." if gaps else "."
     lines = _named(pairs, "{row}: {a:.2f} over {b:.2f} ({n})")
     hasty = [pair for pair in found if _hasty(pair[0])] + _widest_in_sweeps(results)
     lines += _named(hasty, "with the preset quick, {row}: {a:.2f} over {b:.2f} ({n})")
-    return Finding(gap <= NEAR, f"The gap is at most {gap:.2f} points over {_count(pairs, 'ensemble')}.", lines)
+    return Finding(gap <= NEAR, summary, lines)
 
 
 def _hasty(row: RowResult) -> bool:
@@ -230,7 +237,7 @@ def _widest_in_sweeps(results: Results) -> list[Pair]:
         pairs = [(row, tight, floor) for tight, floor in points if floor is not None]
         if pairs:
             widest = max(pairs, key=lambda pair: pair[1].measured - pair[2].measured)
-            at = f"{row.ensemble} at {row.axis} {widest[1].x:g}"
+            at = f"{row.ensemble} at {point(row.axis, widest[1].x or 0.0)}"
             found.setdefault(at, (replace(row, row=at), widest[1], widest[2]))
     return list(found.values())
 
@@ -256,7 +263,7 @@ def _arc_wins(results: Results) -> Finding | None:
 
 
 CLAIMS: dict[str, Callable[[Results], Finding | None]] = {
-    "AdaptivePGD flatters BAT ensembles by 8 points and more.": _flattery,
+    f"AdaptivePGD flatters BAT ensembles by {FLATTERY} points and more.": _flattery,
     "ARC puts BAT ensembles below the single AT model.": _below_at,
     "Under ARC alpha = 1 is best: the second member only costs.": _alpha_one,
     "Ten random restarts (+RR) are no stronger than plain APGD.": _restarts,

@@ -11,8 +11,21 @@ from recarc.experiments.pictures import pyplot, save
 from recarc.experiments.recipe import Item
 from recarc.experiments.results import ItemResult, RowResult
 
-STYLES = {"AT: PGD": ("o", "tab:blue"), "APGD": ("<", "tab:green"), "ARC": ("*", "tab:red"), "tight": ("v", "black")}
+STYLES = {
+    "AT: PGD": ("o", "tab:blue"),
+    "PGD": ("o", "tab:blue"),
+    "PGD-1": ("o", "tab:cyan"),
+    "APGD": ("<", "tab:green"),
+    "APGD-L": ("<", "tab:olive"),
+    "C&W": ("s", "tab:purple"),
+    "C&W-1": ("s", "tab:pink"),
+    "AC&W": (">", "tab:orange"),
+    "AC&W-L": (">", "tab:brown"),
+    "ARC": ("*", "tab:red"),
+    "tight": ("v", "black"),
+}
 WIDE = 4  # panels a line
+MANY = 5  # curves whose names hide none of them
 
 
 def draw(item: Item, result: ItemResult, folder: Path) -> Path | None:
@@ -66,9 +79,12 @@ def _lines(place: Any, row: RowResult) -> None:
         place.plot(*zip(*floor), ":", color="0.5", label="floor", linewidth=1)
     if row.axis in ("K", "G"):
         place.set_xscale("log")
-    place.set(xlabel=row.axis, ylabel="robust accuracy [%]")
+    place.set(xlabel="eps [1/255]" if row.axis == "255 eps" else row.axis, ylabel="robust accuracy [%]")
     place.set_title(f"{row.row} ({row.images} images)", fontsize=8)
-    place.legend(fontsize=6)
+    if len(columns) > MANY:
+        place.legend(fontsize=6, loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=4)
+    else:
+        place.legend(fontsize=6)
 
 
 def _matrix(place: Any, row: RowResult) -> None:

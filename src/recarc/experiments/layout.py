@@ -45,6 +45,11 @@ def matrix_of(row: RowResult) -> list[list[float]]:
     return [[entries[i, j] for j in range(size)] for i in range(size)]
 
 
+def point(axis: str, x: float) -> str:
+    """A point of a sweep in words."""
+    return f"eps {x:g}/255" if axis == "255 eps" else f"{axis} {x:g}"
+
+
 def _is_sweep(row: RowResult) -> bool:
     return any(f.x is not None for f in row.figures)
 

@@ -23,6 +23,7 @@ from recarc.evaluation.members import ACCELERATED
 from recarc.evaluation.result import Estimate, Evaluation, estimate
 from recarc.experiments import results
 from recarc.experiments.costs import LARGE, MMACS
+from recarc.experiments.layout import point
 from recarc.experiments.pictures import draw_gallery
 from recarc.experiments.recipe import Alpha, Item, Measurement, Reading, Row
 from recarc.experiments.results import Figure, ItemResult, RowResult
@@ -265,7 +266,7 @@ class Reproduction:
 
     def _tell(self, row: Row, figures: list[Figure]) -> None:
         for f in figures:
-            at = "" if f.x is None else f" at {row.axis} {f.x:g}"
+            at = "" if f.x is None else f" at {point(row.axis, f.x)}"
             paper = "" if f.paper is None else f" (paper {f.paper:g})"
             self.workshop.say(f"{self.item.name} {row.name}{at}: {f.column} {f.measured:.2f} {f.unit}{paper}")
 
