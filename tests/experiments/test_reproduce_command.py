@@ -50,10 +50,9 @@ def test_a_killed_item_goes_on(toy_shop: Workshop, tmp_path: Path, monkeypatch: 
     with pytest.raises(KeyboardInterrupt):
         work.run()
     assert not (tmp_path / "table3.json").exists()
-    before = {path: (path / "summary.json").stat().st_mtime_ns for path in calls[:3]}
     shards = {path: [f.stat().st_mtime_ns for f in path.glob("*.parquet")] for path in calls[:3]}
     found = work.run()
-    assert len(found.rows) == 1 and len(before) == 3
+    assert len(found.rows) == 1 and len(shards) == 3
     assert all([f.stat().st_mtime_ns for f in path.glob("*.parquet")] == times for path, times in shards.items())
 
 
@@ -125,6 +124,7 @@ REFUSED = [
     (("tabel3",), "did you mean 'table3'"),
     (("table3", "--only", "l3"), "unknown row of table3"),
     (("table3", "--recipe", "slow"), "unknown recipe 'slow'"),
+    (("--list", "--recipe", "slow"), "unknown recipe 'slow'"),
     (("table3", "--tight", "very"), "unknown --tight 'very'"),
     (("table3", "--ensemble", "nowhere"), "need 2 ensembles"),
     (("table3", "--ensemble", "bat-x=nowhere"), "is not needed by table3"),
@@ -142,6 +142,11 @@ def test_bad_input_gets_one_line(
     told = capsys.readouterr().err
     assert line in told and told.count("\n") == 1
     assert not (tmp_path / "results").exists()
+
+
+def test_no_images_at_all_are_refused_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["reproduce", "table3", "--limit", "0", "--data-dir", "nowhere"]) == 2
+    assert capsys.readouterr().err == "error: --limit is 0; expected a number of images >= 1\n"
 
 
 def test_rows_without_data_are_left_out(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

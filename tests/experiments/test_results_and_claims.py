@@ -56,6 +56,13 @@ def test_a_row_on_more_images_is_not_replaced(tmp_path: Path) -> None:
         results.check_replaceable(tmp_path, "table3", {"linf": 100}, tight=False)
 
 
+def test_a_row_that_another_process_measured_better_meanwhile_stays(tmp_path: Path) -> None:
+    results.add_row(tmp_path, "table3", "t", row("linf", images=10000, APGD=56), ["linf"])
+    with pytest.raises(InputError, match="measured on 10000 images; this run has only 100"):
+        results.add_row(tmp_path, "table3", "t", row("linf", images=100, APGD=56), ["linf"])
+    assert results.read(tmp_path, "table3").rows[0].images == 10000
+
+
 def test_processes_add_rows_at_the_same_time(tmp_path: Path) -> None:
     names = [str(i) for i in range(12)]
     with ThreadPoolExecutor(6) as pool:
@@ -116,7 +123,7 @@ def test_an_ensemble_of_which_one_member_is_drawn_alone_judges_nothing() -> None
     single = replace(row("b", APGD=41, ARC=38, AT=41), alpha=(1.0, 0.0))
     judged = judge(one("table1", replace(row("a", APGD=56, ARC=37, AT=42), alpha=(0.9, 0.1)), single))
     assert [j.verdict for j in judged[:2]] == ["confirmed"] * 2
-    assert "not counted, alpha chose f1 alone: b: 41.00 against 38.00 (n = 100)" in judged[0].evidence
+    assert "not counted, alpha chose one member alone: b: 41.00 against 38.00 (n = 100)" in judged[0].evidence
     assert [j.verdict for j in judge(one("table1", single))[:2]] == ["not measured yet"] * 2
 
 
@@ -146,6 +153,8 @@ def test_the_floor_is_judged_by_the_usual_effort() -> None:
     hasty = replace(row("l2", tight=4, floor=3), attacks={"tight": "Tight(preset='quick')"})
     assert judge(one("imagenet-sample", hasty))[7].verdict == "not measured yet"
     sweep = replace(row("eps", axis="255 eps", tight_2=6, floor_2=4, tight_8=1, floor_8=1), ensemble="adp")
+    assert judge(one("figure9", sweep))[7].verdict == "refuted"
+    sweep = replace(sweep, attacks=hasty.attacks)
     usual = one("table1", row("a", tight=35.2, floor=35))
     judged = judge({**one("imagenet-sample", hasty), **usual, **one("figure9", sweep)})[7]
     assert judged.verdict == "confirmed"
@@ -153,6 +162,18 @@ def test_the_floor_is_judged_by_the_usual_effort() -> None:
         "with the preset quick, cifar10 l2: 4.00 over 3.00 (n = 100)",
         "with the preset quick, adp at eps 2/255: 6.00 over 4.00 (n = 100)",
     )
+
+
+def test_every_radius_and_row_is_asked_whether_arc_wins() -> None:
+    def figures(arc: float, half: float) -> RowResult:
+        pair = (Figure("ARC", arc, (arc - half, arc + half)), Figure("APGD", 10, (10 - half, 10 + half)))
+        return replace(row(f"{arc}"), figures=pair, ensemble=f"{arc}")
+
+    vague, clear, well = figures(12, 2), figures(11.5, 0.1), replace(figures(5, 0.1), ensemble="11.5")
+    assert judge(one("figure9", vague))[8].verdict == "not decided on so few images"
+    assert judge(one("figure9", vague, clear))[8].verdict == "refuted"
+    judged = judge({**one("figure9", well), **one("figure4", clear)})[8]
+    assert judged.verdict == "refuted" and "ARC 11.50 and APGD 10.00" in judged.evidence[0]
 
 
 def test_of_several_rows_on_an_ensemble_the_best_measured_speaks() -> None:

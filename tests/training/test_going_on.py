@@ -77,6 +77,32 @@ def test_kill_9_and_the_same_command_ends_with_the_same_weights(tmp_path: Path) 
     assert load_ensemble(out).alpha.tolist() == pytest.approx([0.9, 0.1])
 
 
+def test_a_run_whose_patience_is_over_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recarc.training.run import Run
+
+    lines: list[str] = []
+    changes = {"patience": 1, "validate_every": 1, "lr": 1e-9, "ema": 0.0, "weight_decay": 0.0}
+    settings = {**SETTINGS, "epochs": 30, "changes": changes}
+    collect = Run._collect
+    monkeypatch.setattr(Run, "_collect", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
+    with pytest.raises(RuntimeError, match="killed"):
+        small("natural", out=tmp_path / "run", **settings)
+    monkeypatch.setattr(Run, "_collect", collect)
+    small("natural", out=tmp_path / "run", say=lines.append, **settings)
+    assert any("going on from stage 1" in line for line in lines)
+    assert not any(": epoch " in line for line in lines)
+
+
+def test_a_run_that_goes_on_knows_its_checkpoint(tmp_path: Path) -> None:
+    begun = RunFolder(tmp_path / "run", {"seed": 0}, 60.0, writer=True)
+    assert begun.open() is None and "no checkpoint" in begun.kept()
+    begun.save({"group": 0, "step": 7}, 7)
+    begun.release()
+    again = RunFolder(tmp_path / "run", {"seed": 0}, 60.0, writer=True)
+    again.open()
+    assert "the checkpoint of step 7" in again.kept()
+
+
 @pytest.mark.parametrize("method", ["free", "iat"])
 def test_stopped_at_any_step_a_run_goes_on_exactly(tmp_path: Path, method: str, monkeypatch: Any) -> None:
     from recarc.training.loop import Loop

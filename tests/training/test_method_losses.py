@@ -14,6 +14,7 @@ from recarc import Ball
 from recarc.training import recipe_for
 from recarc.training.method import Method
 from recarc.training.methods import method_named
+from recarc.training.methods.adp import log_volume, non_true
 from recarc.training.methods.gal import logits_and_gradients
 from recarc.training.methods.mrboost import mixture_log_probabilities
 from recarc.training.second_order import Shape
@@ -100,6 +101,16 @@ def test_adp(team: Team, batch: tuple[Tensor, Tensor]) -> None:
             sum(ce(z, int(y[b])) for z in logits) - 2.0 * entropy - 0.5 * math.log(float(torch.linalg.det(gram)))
         )
     assert total("adp", team, x, x, y) == pytest.approx(expected / BATCH, rel=2e-3)
+
+
+def test_adp_takes_volumes_in_full_precision() -> None:
+    torch.manual_seed(0)
+    p = torch.softmax(torch.randn(3, 64, 10) * 0.5 + 2 * torch.randn(64, 10), 2)  # three members nearly alike
+    v = non_true(p, torch.zeros(64, dtype=torch.int64))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = log_volume(v)
+    gram = v.double() @ v.double().transpose(1, 2) + 1e-6 * torch.eye(3)
+    assert torch.allclose(found.double(), torch.logdet(gram), atol=0.05)
 
 
 def test_gal(team: Team, batch: tuple[Tensor, Tensor]) -> None:

@@ -52,6 +52,13 @@ def test_iat_is_symmetric_and_its_members_are_at_by_seed(at: RandomizedEnsemble,
     assert not torch.equal(first["net.fc.weight"], iat.members[1].state_dict()["net.fc.weight"])  # type: ignore[union-attr]
 
 
+def test_members_of_iat_are_at_by_seed_on_the_same_images() -> None:
+    changes = {"validation": 0}  # else each seed holds back other images
+    pair, alone = small("iat", epochs=1, changes=changes), small("at", epochs=1, seed=1, changes=changes)
+    second = pair.members[1].state_dict()  # type: ignore[union-attr]
+    assert all(torch.equal(v, second[k]) for k, v in alone.members[0].state_dict().items())  # type: ignore[union-attr]
+
+
 def test_free_training_is_robust(natural: RandomizedEnsemble, cross: Cross, test_set: TestSet) -> None:
     free = small("free", epochs=4)
     assert float(cross(free)[0, 0]) > float(cross(natural).diagonal().max()) + 0.15

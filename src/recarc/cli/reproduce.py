@@ -60,6 +60,8 @@ def reproduce(
 
     On several GPUs: `torchrun --nproc-per-node=8 -m recarc reproduce table2 --only imagenet-linf --train-only`
     """
+    if recipe not in ("fast", "paper"):
+        raise unknown("recipe", recipe, ("fast", "paper"))
     chosen = results is not None or out is not None
     out = out or Path("reproduce")
     keep = results or out / "results"
@@ -71,8 +73,8 @@ def reproduce(
         raise InputError("which item? `recarc reproduce --list` names them, e.g. recarc reproduce table3")
     if tight is not None and tight not in PRESETS:
         raise unknown("--tight", tight, PRESETS)
-    if recipe not in ("fast", "paper"):
-        raise unknown("recipe", recipe, ("fast", "paper"))
+    if limit is not None and limit < 1:
+        raise InputError(f"--limit is {limit}; expected a number of images >= 1")
     if epochs is not None and not epochs > 0:
         raise InputError(f"--epochs is {epochs:g}; expected a number > 0")
 

@@ -120,7 +120,9 @@ def _flattery(results: Results) -> Finding | None:
     summary = f"APGD less ARC is {_span(gaps)}" + (f", less than {FLATTERY} on {', '.join(less)}" if less else "")
     summary += f"; the paper's for the same are {min(printed):.2f} to {max(printed):.2f}." if printed else "."
     form = "{row}: {a:.2f} against {b:.2f} ({n})"
-    lines = _named(pairs, form) + [f"not counted, alpha chose f1 alone: {line}" for line in _named(single, form)]
+    lines = _named(pairs, form) + [
+        f"not counted, alpha chose one member alone: {line}" for line in _named(single, form)
+    ]
     return Finding(_at_least(FLATTERY, gaps), summary, lines)
 
 
@@ -213,6 +215,7 @@ def _diversity(results: Results) -> Finding | None:
 def _floor(results: Results) -> Finding | None:
     """Judged by the attack at its usual effort; what less effort leaves is said as well."""
     found, _ = _split(_both(_rows(results, *results), "tight", "floor"))
+    found += _widest_in_sweeps(results)
     pairs = [pair for pair in found if not _hasty(pair[0])]
     if not pairs:
         return None
@@ -220,7 +223,7 @@ def _floor(results: Results) -> Finding | None:
     summary = f"It ends {gap:.2f} points above on {widest}"
     summary += f", at most {gaps[-1][0]:.2f} on {_count(gaps, 'other')}." if gaps else "."
     lines = _named(pairs, "{row}: {a:.2f} over {b:.2f} ({n})")
-    hasty = [pair for pair in found if _hasty(pair[0])] + _widest_in_sweeps(results)
+    hasty = [pair for pair in found if _hasty(pair[0])]
     lines += _named(hasty, "with the preset quick, {row}: {a:.2f} over {b:.2f} ({n})")
     return Finding(gap <= NEAR, summary, lines)
 
@@ -244,22 +247,25 @@ def _widest_in_sweeps(results: Results) -> list[Pair]:
 
 def _arc_wins(results: Results) -> Finding | None:
     """At the radius where ARC does worst."""
-    once: dict[str, tuple[float, float, str]] = {}  # by ensemble, which may stand in several rows
+    worst: dict[str, tuple[float, str]] = {}  # by ensemble, which may stand in several rows
+    gaps: list[tuple[float, float]] = []
     for row in _rows(results, "figure9", "figure4"):
         places = {f.x for f in row.figures if f.column == "ARC"}
         points = [(x, row.figure("ARC", x), row.figure("APGD", x)) for x in places]
-        both = [(arc.measured - apgd.measured, x, arc, apgd) for x, arc, apgd in points if arc and apgd]
-        if both:
-            gap, x, arc, apgd = max(both, key=lambda point: point[0])
+        for x, arc, apgd in points:
+            if arc is None or apgd is None:
+                continue
+            gap = arc.measured - apgd.measured
+            gaps.append((gap, _half(arc, apgd)))
             eps = row.eps if x is None else f"{x:g}/255"
             line = f"{row.ensemble}: worst at eps {eps}, ARC {arc.measured:.2f} and APGD {apgd.measured:.2f}"
-            once.setdefault(row.ensemble, (gap, _half(arc, apgd), f"{line} ({_basis(row)})"))
-    if not once:
+            worst[row.ensemble] = max(worst.get(row.ensemble, (-math.inf, "")), (gap, f"{line} ({_basis(row)})"))
+    if not gaps:
         return None
-    worst, half, _ = max(once.values())
-    summary = f"ARC leaves up to {worst:.2f} points more than APGD." if worst > 0 else "ARC leaves less everywhere."
-    holds = True if worst <= NEAR else False if worst > half else None
-    return Finding(holds, summary, [line for _, _, line in once.values()])
+    most = max(gaps)[0]
+    summary = f"ARC leaves up to {most:.2f} points more than APGD." if most > 0 else "ARC leaves less everywhere."
+    holds = True if most <= NEAR else False if any(gap > max(NEAR, half) for gap, half in gaps) else None
+    return Finding(holds, summary, [line for _, line in worst.values()])
 
 
 CLAIMS: dict[str, Callable[[Results], Finding | None]] = {

@@ -23,8 +23,8 @@ class Budget:
     steps: int = 20
     planes: int | None = None
 
-    def pgd(self, member: int = 0) -> PGD:
-        return PGD(steps=self.steps, member=member)
+    def pgd(self) -> PGD:
+        return PGD(steps=self.steps, member=0)
 
     def apgd(self, **knobs: object) -> AdaptivePGD:
         return AdaptivePGD(steps=self.steps, **knobs)  # type: ignore[arg-type]

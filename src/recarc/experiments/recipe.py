@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 from recarc.attacks import Attack
 from recarc.geometry import Ball
 
 Alpha = tuple[float, ...]
-READINGS = ("robust", "clean", "floor", "minutes", "cross", "showable")
+Kind = Literal["robust", "clean", "floor", "minutes", "cross", "showable"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Reading:
     """One figure taken from an attacked ensemble. `paper` is in percent (minutes for "minutes"), as printed."""
 
     column: str
-    what: str = "robust"
+    what: Kind = "robust"
     paper: float | None = None
 
 

@@ -26,10 +26,12 @@ figures on few images have wide intervals. `tight` and `floor` are not in the pa
 and the accuracy below which no attack can push the ensemble as long as its members are as robust alone as the strongest
 attack on each found them. Below each table stands how the members were trained: the recipe `fast`, and the more so in
 fewer epochs than its own, is not the paper's training, so compare differences between columns rather than columns with
-the paper. Where attacks searched in a faster precision than float32, what they found was judged in float32; a float16
-search may stop up to 0.2 points short of the figures in `results/tight.json`, for which search and judgement ran in
-PyTorch's default for convolutions, TF32. Alpha was chosen in the precision of the search. Claims are judged by the 95 %
-intervals; two attacks count as equal within 0.5 points.
+the paper. Where attacks searched in a faster precision than float32, what they found was judged in float32, while the
+floor and alpha rest on what the search itself saw; a float16 search may stop up to 0.2 points short of the figures in
+`results/tight.json`, for which search and judgement ran in PyTorch's default for convolutions, TF32, and `tight` may so
+end an image above an attack that is one of its stages. Claims that one figure is below another by so many points (BAT,
+AT, IAT, ARC against APGD) are judged by the 95 % intervals and may stay open; where a claim says that two attacks do as
+well, they count as equal within 0.5 points on the images they were run on.
 """
 
 

@@ -109,6 +109,7 @@ def add_row(folder: Path, item: str, title: str, new: RowResult, order: list[str
     """The row put into the item's file; several processes may do so at the same time."""
     folder.mkdir(parents=True, exist_ok=True)
     with hold(folder / f".{item}.lock", wait=True):
+        check_replaceable(folder, item, {new.row: new.images}, any(f.column == "tight" for f in new.figures))
         result = read(folder, item, title).with_row(new, order)
         write(folder, result)
     return result

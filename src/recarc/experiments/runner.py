@@ -114,7 +114,8 @@ class Reproduction:
         words = ["recarc reproduce", self.item.name, "--only", row.name, "--recipe", self.workshop.recipe]
         count, spec = len(self.workshop.images(row.data)), CATALOG[row.data]
         words += ["--limit", str(count)] if count < spec.splits[spec.evaluation] else []
-        words += ["--epochs", f"{self.workshop.epochs:g}"] if self.workshop.epochs else []
+        if self.workshop.epochs and self.workshop.trains(row.made):
+            words += ["--epochs", f"{self.workshop.epochs:g}"]
         words += ["--device", self.workshop.device.type, "--precision", self.workshop.precision]
         given = self.workshop.given.get(row.made.name, self.workshop.given.get(""))
         if given is not None:
@@ -216,10 +217,8 @@ class Reproduction:
         if reading.what == "showable":
             scores = self.showable().astype(float)
         else:
-            kinds: dict[str, np.ndarray | None] = {"robust": evaluation.robust_scores, "clean": evaluation.clean_scores}
-            found = kinds.get(reading.what, evaluation.floor_scores)
-            assert found is not None
-            scores = found
+            kinds = {"robust": "robust_scores", "clean": "clean_scores", "floor": "floor_scores"}
+            scores = getattr(evaluation, kinds[reading.what])
         value, interval = _percent(estimate(scores))
         return [Figure(reading.column, value, interval, **common)]  # type: ignore[arg-type]
 

@@ -107,21 +107,24 @@ class Workshop:
         return self._ensembles[made.name]
 
     def _found(self, made: Made) -> Found:
-        given, folder = self._given(made), self.folder(made)
-        if given is not None:
-            return self._loaded(given, given if given.startswith(zoo.PREFIX) else f"given ({Path(given).name})")
-        if made.package:
+        if made.package and self._given(made) is None:
             return Found(pretrained(made).to(self.device), f"package {made.arch}", "pretrained")
-        if (folder / "ensemble.json").exists():
-            return self._loaded(folder, made.name)
-        kept = self._in_zoo(made)
-        if kept is not None:
-            return self._loaded(kept, kept)
-        return Found(self._trained(made), made.name, self._recipe(folder))
-
-    def _loaded(self, where: str | Path, source: str) -> Found:
+        where = self._place(made)
+        if where is None:
+            return Found(self._trained(made), made.name, self._recipe(self.folder(made)))
         path = zoo.resolved(where)
-        return Found(load_ensemble(path, self.device), source, self._recipe(path))
+        return Found(load_ensemble(path, self.device), self._source(made, where), self._recipe(path))
+
+    def _place(self, made: Made) -> str | None:
+        """The folder or zoo:NAME that the ensemble is read from; None where it has to be trained."""
+        folder = self.folder(made)
+        trained = str(folder) if (folder / "ensemble.json").exists() else None
+        return self._given(made) or trained or self._in_zoo(made)
+
+    def _source(self, made: Made, where: str) -> str:
+        if where.startswith(zoo.PREFIX):
+            return where
+        return made.name if self._given(made) is None else f"given ({Path(where).name})"
 
     def _recipe(self, folder: Path) -> str:
         """How the ensemble in a folder was trained, in words."""
@@ -154,7 +157,7 @@ class Workshop:
         start = None
         if made.start is not None:
             self.ensemble(made.start)
-            start = self.given.get(made.start.name) or self._in_zoo(made.start) or self.folder(made.start)
+            start = self._place(made.start)
         self.say(f"{made.name}: training into {folder}")
         ensemble = self.train(
             small.method,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recarc.errors import InputError
+from recarc.errors import InputError, first_line
 from recarc.training.faults import TrainingError, disk_message
 from recarc.training.lane import Lane
 from recarc.training.lock import FolderLock
@@ -55,7 +55,11 @@ class RunFolder:
             for leftover in self.folder.glob(".*.new"):  # of a killed process
                 leftover.unlink(missing_ok=True)
         path = self.folder / STATE
-        return self._read(path) if path.exists() else None
+        if not path.exists():
+            return None
+        state = self._read(path)
+        self.last_step = state["step"]
+        return state
 
     def _check_out(self, out: Path) -> None:
         if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
@@ -94,10 +98,11 @@ class RunFolder:
     def _read(self, path: Path) -> dict[str, Any]:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            assert isinstance(state, dict) and "group" in state
+            assert isinstance(state, dict) and {"group", "step"} <= state.keys()
         except Exception as error:  # torch.load raises whatever a broken file provokes
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:120]
-            raise InputError(f"{path} cannot be read ({reason}): delete {path.parent} to begin again") from None
+            raise InputError(
+                f"{path} cannot be read ({first_line(error)}): delete {path.parent} to begin again"
+            ) from None
         return state
 
     def due(self) -> bool:
@@ -200,7 +205,7 @@ def random_state() -> dict[str, Any]:
 def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+        torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, place, has_gauss, cached = state["numpy"]

@@ -75,9 +75,7 @@ class _Folding:
         folded = [_conv(self.module, conv) for conv, _ in pairs]
         done = {f"{conv}.{kind}" for conv, _ in pairs for kind in ("weight", "bias")}
         if half:
-            for module in self.module.modules():
-                if isinstance(module, nn.Conv2d | nn.Linear):
-                    module.to(torch.bfloat16)
+            _halve(self.module)
         self.to = [conv.weight.data for conv in folded], [_bias(conv) for conv in folded]
         state, source = self.module.state_dict(keep_vars=True), master.state_dict(keep_vars=True)
         rest = [name for name in state if name not in done]
@@ -126,9 +124,7 @@ def frozen_copy(member: nn.Module, half: bool, fold: bool, fuse: bool = False) -
     fixed = fold_batch_norm(member) if fold else copy.deepcopy(member)
     fixed.requires_grad_(False).eval()
     if half:
-        for module in fixed.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                module.to(torch.bfloat16)
+        _halve(fixed)
     return fused(fixed, torch.bfloat16) if fold and fuse else fixed
 
 
@@ -143,6 +139,13 @@ def without_weight_gradients(modules: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for p in parameters:
             p.requires_grad_(True)
+
+
+def _halve(net: nn.Module) -> None:
+    """Convolutions and matrices in bfloat16, biases too."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.to(torch.bfloat16)
 
 
 def _conv(module: nn.Module, name: str) -> nn.Conv2d:

@@ -1,7 +1,8 @@
 """Several processes under torchrun: one big batch, shared out; every process holds the same weights.
 
 Every process draws the random numbers of the whole batch and takes its share, gradients are averaged, and batch norm
-takes its statistics over the whole batch: N processes do what one process does with the same batch.
+takes its statistics over the whole batch: N processes do what one process does with the same batch. DVERGE alone pairs
+images within a process's share instead of the whole batch.
 """
 
 from __future__ import annotations

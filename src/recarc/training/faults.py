@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from recarc.errors import first_line
+
 
 class TrainingError(RuntimeError):
     """Training stopped; the message says where, why, and what to do."""
@@ -24,7 +26,7 @@ def memory_advice(batch: int) -> Iterator[None]:
         yield
     except torch.cuda.OutOfMemoryError as error:
         raise TrainingError(
-            f"out of device memory at batch {batch}: {str(error).splitlines()[0]:.150}; lower the batch size, "
+            f"out of device memory at batch {batch}: {first_line(error)}; lower the batch size, "
             "train fewer members at once (no side by side), or use a larger device"
         ) from None
     except MemoryError:

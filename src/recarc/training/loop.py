@@ -55,8 +55,8 @@ class Loop:
         self.progress.stage(self.label, self.steps, self.recipe.epochs, self.ahead)
         with memory_advice(self.recipe.batch), tuned(self.machine), stop_signals() as stopped:
             self._load(step)
-            advance = None
-            while step < self.steps:
+            advance, done = None, self._patience_over(step)  # a checkpoint may be of the last step
+            while step < self.steps and not done:
                 if advance is None:
                     advance = stepper(self.lanes, self.machine)
                     self.progress.notes(self.machine.notes)
@@ -64,9 +64,8 @@ class Loop:
                 advance()
                 step += 1
                 self.progress.tick(step, self.steps, self._settle)
-                if self._between(step, bool(stopped)):
-                    break
-                if step < self.steps:
+                done = self._between(step, bool(stopped))
+                if step < self.steps and not done:
                     self._load(step)
 
     def _load(self, step: int) -> None:
@@ -80,13 +79,20 @@ class Loop:
             self.check_finite(step)
             left = self.progress.left(step, self.steps)
             self.progress.live(f"{self.label}: step {step}/{self.steps}, {left:.0f} s left")
-        patience_over = self._epoch_end(step) if epoch_done else False
+        if epoch_done:
+            self._epoch_end(step)
         if self.folder.due() or stopped:
             self.check_finite(step)
             self.folder.save(self.snapshot(step), step)
         if stopped:
             raise Interrupted(f"interrupted at step {step} of {self.label}; {self.folder.kept()}")
-        return patience_over
+        return self._patience_over(step)
+
+    def _patience_over(self, step: int) -> bool:
+        """Whether every lane waited for so many epochs in vain."""
+        epoch = step // self.steps_an_epoch
+        waited = [epoch - lane.best.get("since", epoch) for lane in self.lanes]
+        return step % self.steps_an_epoch == 0 and 0 < self.recipe.patience <= min(waited)
 
     def check_finite(self, step: int) -> None:
         bad = [(lane.bad_step(), lane) for lane in self.lanes]
@@ -97,7 +103,7 @@ class Loop:
                     f"learning rate (now at most {self.recipe.lr:g}) or switch bf16 off; {self.folder.kept()}"
                 )
 
-    def _epoch_end(self, step: int) -> bool:
+    def _epoch_end(self, step: int) -> None:
         epoch = math.ceil(step / self.steps_an_epoch)
         last = step == self.steps
         look = self.validation is not None and (last or epoch % self.recipe.validate_every == 0)
@@ -109,8 +115,6 @@ class Loop:
             self.progress.epoch(lane.stage.label, entry, self.recipe.epochs, step, self.steps)
             if self.machine.group.main:
                 self.board.epoch(lane.stage.label, entry, step)
-        waited = [epoch - lane.best.get("since", epoch) for lane in self.lanes]
-        return 0 < self.recipe.patience <= min(waited)
 
     def _validate(self, lane: Lane, validation: Pixels, epoch: int) -> dict[str, float]:
         lane.seat_judges()

@@ -133,5 +133,5 @@ def the_device(name: str | torch.device | None) -> torch.device:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {str(name)!r} is not available here: {str(error).splitlines()[0]:.120}") from None
+        raise InputError(f"device {str(name)!r} is not available here: {first_line(error)}") from None
     return device

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ class Stage:
     start: tuple[int | None, ...] | None = None
     method: Method | None = None  # another method's objective for this stage
     phase: int = 0  # sets the random numbers of repeated stages of a member apart
-    changes: dict[str, Any] = field(default_factory=dict)  # recipe fields
 
     @property
     def label(self) -> str:

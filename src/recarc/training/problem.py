@@ -109,7 +109,7 @@ def pose(
     images = data if isinstance(data, ImageSet) else load(data, "train", data_dir=data_dir)
     if ball is not None:
         check_scale(ball, images.shape, confirm)
-    knobs = recipe_for(recipe, chosen.name, images.name, arch, str(ball.norm) if ball else "linf")
+    knobs = recipe_for(recipe, chosen.name, images.name, arch)
     knobs = knobs.changed(dict(changes))
     check_sizes(knobs, images)
     weights = None if alpha is None else validated_alpha(alpha, count)

@@ -72,10 +72,10 @@ class Recipe:
         return replace(self, **changes)
 
 
-def recipe_for(name: str, method: str, data: str, arch: str, norm: str = "linf") -> Recipe:
+def recipe_for(name: str, method: str, data: str, arch: str) -> Recipe:
     """The recipe of this name for a method on a data set."""
     _choice("recipe", name, RECIPES)
-    return _paper(method, data, arch) if name == "paper" else _fast(method, data, arch, norm)
+    return _paper(method, data, arch) if name == "paper" else _fast(method, data, arch)
 
 
 def _paper(method: str, data: str, arch: str) -> Recipe:
@@ -98,7 +98,7 @@ def _paper(method: str, data: str, arch: str) -> Recipe:
     return base
 
 
-def _fast(method: str, data: str, arch: str, norm: str) -> Recipe:
+def _fast(method: str, data: str, arch: str) -> Recipe:
     """One cycle, weight average, attack in evaluation mode; sized for one GPU and ten minutes (digits: for seconds)."""
     if data == "digits":
         return _digits(method)

@@ -139,7 +139,7 @@ class Run:
         return self.problem.fresh_member(0)
 
     def _steps(self, group: list[Stage]) -> int:
-        recipe = self.problem.recipe.changed(group[0].changes)
+        recipe = self.problem.recipe
         return steps_of(recipe.epochs, len(self.data) // recipe.batch)
 
     def train(self) -> list[nn.Module]:
@@ -195,7 +195,7 @@ class Run:
         return Lane(
             stage,
             method,
-            problem.recipe.changed(stage.changes),
+            problem.recipe,
             masters,
             [self._finished(i) for i in stage.fixed],
             self.data,

@@ -47,7 +47,8 @@ def non_true(p: Tensor, y: Tensor) -> Tensor:
 
 def log_volume(v: Tensor) -> Tensor:
     """(B, M, D) rows -> (B,) log det of their Gram matrix, by elimination (batched solvers cannot be captured)."""
-    gram = v @ v.transpose(1, 2) + JITTER * torch.eye(v.shape[1], device=v.device)
+    gram = (v[:, :, None] * v[:, None]).sum(3)  # autocast would take a matrix product in half precision
+    gram = gram + JITTER * torch.eye(v.shape[1], device=v.device)
     total = gram.new_zeros(len(gram))
     for _ in range(gram.shape[1]):
         pivot = gram[:, 0, 0].clamp(min=JITTER)

@@ -6,7 +6,7 @@ from recarc.training.methods.at import AT
 
 
 class IAT(AT):
-    """Member i is what `at` gives with seed + i; on a GPU the members are trained side by side."""
+    """Member i is what `at` gives with seed + i on the same images; on a GPU the members are trained side by side."""
 
     name = "iat"
     summary = "independent adversarially trained members, one a seed"
