@@ -44,7 +44,8 @@ def main() -> None:
     for choice in choices:
         shown = ", ".join(f"{a:.2f}" for a in choice.alpha)
         found = evaluate(ensemble.with_alpha(choice.alpha), Tight("quick"), test, ball, progress=False)
-        print(f"{choice.method:<8} {shown:<14} {choice.believed:8.1%}   {found.robust_accuracy:8.1%}")
+        half = (found.robust.high - found.robust.low) / 2
+        print(f"{choice.method:<8} {shown:<14} {choice.believed:8.1%}   {found.robust_accuracy:8.1%} +- {half:.1%}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Every function takes tensors with a leading batch and works per sample. Half pre
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 
@@ -248,6 +249,15 @@ class Ball:
             outside = torch.maximum(flat.amax(1) - self.box[1], self.box[0] - flat.amin(1)).clamp(min=0)
             excess = torch.maximum(excess, outside)
         return excess
+
+
+def odd_scale(ball: Ball, shape: Sequence[int]) -> str | None:
+    """Why an eps looks like one of another scale, for images in [0, 1]: 8 instead of 8/255; None if it does not."""
+    if not isinstance(ball.eps, float):
+        return None
+    if ball.eps >= float(ball.norm.norm(torch.full((1, math.prod(shape)), 0.5, dtype=torch.float64))):
+        return "lets an attacker turn every image into the same grey"
+    return "is a whole number" if ball.eps >= 2 and ball.eps == int(ball.eps) else None
 
 
 def _project_l1(delta: Tensor, eps: Tensor) -> Tensor:

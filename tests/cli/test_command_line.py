@@ -87,6 +87,23 @@ def test_bad_input_is_one_line_and_exit_code_2(ensemble: str, change: list[str],
     assert words in said.err
 
 
+def test_an_eps_of_another_scale_and_another_norm_than_the_members_were_trained_in(tmp_path: Path, capsys: Any) -> None:
+    members = [build("cnn", 10, 1, 8, width=4) for _ in range(2)]
+    folder = save_ensemble(RandomizedEnsemble(members), tmp_path / "rec", made_by={"norm": "l2"})
+    assert run("evaluate", folder, *QUICK, "--norm", "l2") == 0
+    assert "did you mean" not in capsys.readouterr().err
+    assert run("evaluate", folder, *QUICK, "--eps", "8") == 0
+    told = capsys.readouterr().err
+    assert "warning: eps 8 in linf lets an attacker turn every image into the same grey" in told
+    assert "did you mean 8/255?" in told
+    assert "trained in l2 and are attacked in linf: did you mean --norm l2?" in told
+
+
+def test_apgd_is_asked_back(ensemble: str, capsys: Any) -> None:
+    assert run("evaluate", ensemble, *QUICK, "--attack", "apgd") == 2
+    assert "adaptive_pgd is the paper's, autopgd that of Croce and Hein" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_no_ensemble(tmp_path: Path, capsys: Any) -> None:
     assert run("evaluate", tmp_path, *QUICK) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -52,7 +52,7 @@ class Saturated(nn.Module):
     [
         (lambda: nn.Sequential(member(), nn.Softmax(1)).eval(), "look like probabilities", "take the softmax out"),
         (lambda: Noisy().eval(), "different outputs on the same inputs", "average"),
-        (lambda: Saturated().eval(), "gradient of member 0 vanishes on", "loss='margin'"),
+        (lambda: Saturated().eval(), "gradient of members[0] vanishes on", "loss='margin'"),
         (lambda: lambda x: member()(x).detach(), "no gradient in its input", "detach"),
         (lambda: member().train(), "train mode", "call .eval()"),
     ],

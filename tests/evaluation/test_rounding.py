@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recarc import ARC, Ball, RandomizedEnsemble, evaluate
+from recarc import ARC, PGD, Ball, RandomAttacker, RandomizedEnsemble, evaluate
 from recarc.evaluation.rounding import settled
 from tiny import cnn, labels_of, points
 
@@ -57,4 +57,6 @@ def test_it_is_not_used_where_the_search_is_exact(monkeypatch: pytest.MonkeyPatc
     evaluate(ensemble, ARC(steps=2), data, ball, progress=False)
     assert not calls
     evaluate(ensemble, ARC(steps=2), data, ball, precision="bfloat16", progress=False)
-    assert calls
+    assert len(calls) == 1
+    evaluate(ensemble, RandomAttacker(PGD(steps=2)), data, ball, precision="bfloat16", progress=False)
+    assert len(calls) == 3  # the points for either member

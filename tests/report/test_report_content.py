@@ -13,6 +13,7 @@ from recarc import InputError
 from recarc.evaluation import Evaluation, Verdict
 from recarc.evaluation.wording import eps_text
 from recarc.report import Report, Run, build_report, load_runs, render, write_figures, write_page, write_tables
+from recarc.report.content import _main
 from recarc.report.rescoring import _minimal
 from recarc.report.tables import tables
 
@@ -27,6 +28,14 @@ def test_the_verdict_is_that_of_the_large_tight_run(report: Report, runs: Path) 
     assert report.main.name == "tight"
     assert report.verdict is not None and report.verdict.sentence == Verdict.of(tight).sentence
     assert report.verdict.sentence in render(report).replace("&#39;", "'")
+
+
+def test_the_verdict_is_about_the_point_where_sweeps_meet(runs: Path) -> None:
+    swept = load_runs([runs / "over_alpha", runs / "over_eps"])
+    own = [run for run in swept if run.alpha == pytest.approx([0.6, 0.4]) and run.eps == 0.6]
+    assert _main(swept).problem == swept[0].problem and not own[1:]  # the sweeps do not meet: the first
+    meeting = [*swept, *own]
+    assert _main(meeting).problem == own[0].problem
 
 
 def test_rows_are_the_figures_of_the_runs(report: Report, runs: Path) -> None:

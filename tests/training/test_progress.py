@@ -26,8 +26,12 @@ def test_lines_tell_epoch_step_losses_validation_and_time_left() -> None:
     small("adp", epochs=2, members=2, say=lines.append, changes={"validate_every": 1, "validation": 40})
     told = [line for line in lines if "epoch 2/2" in line]
     assert len(told) == 1
-    for part in ("step 42/42", "ce ", "entropy -", "volume ", "validation clean", "attacked", "0 s left"):
+    for part in ("step 42/42", "ce ", "entropy -", "volume ", "validation clean", "0 s left"):
         assert part in told[0]
+    assert "attacked" not in told[0]  # ADP attacks nothing
+    lines.clear()
+    small("at", epochs=1, say=lines.append, changes={"validate_every": 1, "validation": 40})
+    assert any("validation clean" in line and " attacked " in line for line in lines)
 
 
 def test_tensorboard_gets_every_curve(tmp_path: Path, monkeypatch: Any) -> None:
@@ -50,7 +54,6 @@ def test_tensorboard_gets_every_curve(tmp_path: Path, monkeypatch: Any) -> None:
     assert written == [
         ("member 1/loss/ce", 20),
         ("member 1/validation/clean", 20),
-        ("member 1/validation/attacked", 20),
     ]
 
 

@@ -88,7 +88,7 @@ def alpha(
 
 
 def _tell(method: str, alpha: list[float], accuracy: float) -> None:
-    shown = ", ".join(f"{a:.3g}" for a in alpha)
+    shown = ", ".join(f"{round(a, 6):.3g}" for a in alpha)
     print(f"{method}: alpha ({shown}) keeps {100 * accuracy:.2f} %", file=sys.stderr)
 
 

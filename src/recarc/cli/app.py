@@ -62,7 +62,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except KeyboardInterrupt:
-            tell("interrupted; with a run folder (--out), the same command goes on where it stopped")
+            hint = "; with a run folder (--out), the same command goes on where it stopped" if "out" in kwargs else ""
+            tell(f"interrupted{hint}")
             raise Failed(3) from None
         except InputError as error:
             tell(f"error: {error}")

@@ -37,6 +37,8 @@ DEFAULT = "tight"
 
 def attack_named(name: str, restarts: int = 1, **given: Any) -> Any:
     """The attack with the knobs that were given (None: its own default)."""
+    if name == "apgd":
+        raise InputError("APGD has two meanings: adaptive_pgd is the paper's, autopgd that of Croce and Hein")
     if name not in ATTACKS:
         raise unknown("attack", name, ATTACKS)
     named = ATTACKS[name]

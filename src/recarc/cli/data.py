@@ -28,9 +28,9 @@ def list_sets(data_dir: DataDir = None, json_: AsJson = False) -> None:
         print_json({"sets": [asdict(row) for row in rows]})
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("name", "what", "images", "classes", "state", "where")
+    table = Table("name", "what", "images", "classes", "state", Column("where", overflow="fold", min_width=20))
     for row in rows:
         images = ", ".join(f"{split} {count:,}" for split, count in row.images.items())
         table.add_row(row.name, row.title, images, str(row.classes), row.state, row.detail)

@@ -74,6 +74,7 @@ def evaluate(
     rec = recarc.load_ensemble(ensemble, device_named(device), allow_factories=trust_code)
     if probabilities is not None:
         rec = rec.with_alpha(probabilities)
+    _compare_norms(ensemble, ball)
     images = load(data, split, data_dir=data_dir, limit=limit)
     result = recarc.evaluate(
         rec,
@@ -94,3 +95,14 @@ def evaluate(
         print_json(summary(result))
     elif not quiet:
         print_evaluation(result)
+
+
+def _compare_norms(ensemble: Path, ball: Any) -> None:
+    """A word where the members were trained for another norm than they are attacked in."""
+    from recarc.evaluation.checks import warn
+    from recarc.models.manifest import read_manifest
+    from recarc.zoo import resolved
+
+    trained = read_manifest(resolved(ensemble)).made_by.get("norm")
+    if trained is not None and trained != str(ball.norm):
+        warn(f"the members were trained in {trained} and are attacked in {ball.norm}: did you mean --norm {trained}?")

@@ -78,7 +78,7 @@ def _members(result: Evaluation) -> Table:
     if result.alone is not None:
         table.add_column("alone %")
     for i, member in enumerate(result.to_json()["members"]):
-        row = [str(i), f"{member['alpha']:.4g}"]
+        row = [str(i + 1), f"{member['alpha']:.4g}"]
         row += [f"{100 * member[key]:.2f}" for key in ("clean_accuracy", "robust_accuracy")]
         if "robust_alone" in member:
             row.append(f"{100 * member['robust_alone']:.2f}")

@@ -39,6 +39,7 @@ def report(
         print_json({"page": str(page), "runs": len(made.runs), "attacks": rows, "verdict": verdict, **files})
         return
     if made.verdict is not None:
+        print("; ".join(f"{name} {said}" for name, said in made.facts))
         print(made.verdict.sentence)
     for note in made.notes:
         print(note)

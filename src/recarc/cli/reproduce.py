@@ -37,7 +37,10 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Ensembles and runs (reproduce by default); the same command goes on.")
     ] = None,
-    results: Annotated[Path | None, typer.Option(help="Where results go; OUT/results by default.")] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Where results go: OUT/results by default (--list, --render: results/paper if there)."),
+    ] = None,
     docs: Annotated[Path, typer.Option(help="Where --render writes.")] = Path("docs"),
     data_dir: Annotated[Path | None, typer.Option(help="Where the data sets are (else RECARC_DATA).")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
@@ -126,6 +129,7 @@ def reproduce(
         print_json({"results": str(keep / f"{item}.json"), **asdict(result)})
     elif not quiet:
         _print(result)
+        _tell(f"kept in {keep / f'{item}.json'}; the same command adds to it")
         if item == "throughput":
             from recarc.experiments.throughput import costs
 
@@ -228,8 +232,11 @@ def _print(result: ItemResult) -> None:
     if not console.is_terminal:
         console.width = WIDE
     for grid in grids(result):
-        table = Table(*grid.header, title=grid.title or result.title)
-        for line in grid.cells:
+        lines = [grid.header, *grid.cells]
+        if 1 + sum(3 + max(map(len, column)) for column in zip(*lines)) > console.width:
+            lines = [list(column) for column in zip(*lines)]  # turned, so that nothing is cut
+        table = Table(*lines[0], title=grid.title or result.title)
+        for line in lines[1:]:
             table.add_row(*line)
         console.print(table)
 

@@ -183,7 +183,10 @@ class TwoMembers:
     @property
     def sentence(self) -> str:
         better, other = ("first", "second") if self.e_1 <= self.e_2 else ("second", "first")
-        figures = f"P(R) = {100 * self.p_r:.2f} % against |e_1 - e_2| = {100 * abs(self.e_1 - self.e_2):.2f} %"
+        figures = (
+            f"on {100 * self.p_r:.2f} % of the samples either member can be fooled but not both at once, and alone the "
+            f"{other} falls on {100 * abs(self.e_1 - self.e_2):.2f} % more than the {better}"
+        )
         if not self.helps:
             return (
                 f"Randomising does not help: {figures}. Use the {better} member alone: it keeps "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recarc.ensemble import Member, RandomizedEnsemble
-from recarc.geometry import Ball
+from recarc.geometry import Ball, odd_scale
 from recarc.losses import cross_entropy
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ def check_modes(ensemble: RandomizedEnsemble) -> None:
     """Before anything else: flags as the user left them."""
     for i, member in enumerate(ensemble.members):
         if isinstance(member, nn.Module) and any(m.training for m in member.modules()):
-            warn(f"member {i} is in train mode; it is evaluated in eval mode, so call .eval() to see what is measured")
+            warn(
+                f"members[{i}] is in train mode; it is evaluated in eval mode, so call .eval() to see what is measured"
+            )
 
 
 @torch.no_grad()
@@ -43,16 +45,19 @@ def check_members(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball
         logits, again = member(x), member(x)
         if _differ(logits, again):
             warn(
-                f"member {i} gives different outputs on the same inputs; a random member needs an average over its "
+                f"members[{i}] gives different outputs on the same inputs; a random member needs an average over its "
                 "draws (or each draw as a member of its own), otherwise the figure is luck"
             )
         if look_like_probabilities(logits):
             warn(
-                f"the outputs of member {i} look like probabilities; attacks expect logits and are weakened: "
+                f"the outputs of members[{i}] look like probabilities; attacks expect logits and are weakened: "
                 "take the softmax out of the model"
             )
         else:
             _check_gradients(i, member, x, y)
+    why = odd_scale(ball, x.shape[1:]) if ball.box == (0, 1) and x.dim() == 4 else None
+    if why is not None:
+        warn(f"eps {ball.eps:g} in {ball.norm} {why}, as inputs are in [0, 1]: did you mean {ball.eps:g}/255?")
     if ball.box is None and float(x.min()) >= 0 and float(x.max()) <= 1:
         warn("the inputs lie in [0, 1] but the ball has no box: for images pass box=(0, 1), or the attack leaves it")
 
@@ -73,14 +78,16 @@ def _check_gradients(i: int, member: Member, x: Tensor, y: Tensor) -> None:
         logits = member(leaf)
         losses = cross_entropy(logits, y)
         if not losses.requires_grad:
-            warn(f"member {i} has no gradient in its input; gradient attacks cannot see it, so check it for a detach()")
+            warn(
+                f"members[{i}] has no gradient in its input; gradient attacks cannot see it, so check it for a detach()"
+            )
             return
         (gradient,) = torch.autograd.grad(losses.sum(), leaf)
     sound = ~logits.isnan().any(1)
     lost = int((sound & (gradient.flatten(1).abs().amax(1) == 0)).sum())
     if lost > VANISHED * len(x):
         warn(
-            f"the gradient of member {i} vanishes on {lost} of {len(x)} samples; attacks on the cross-entropy are "
+            f"the gradient of members[{i}] vanishes on {lost} of {len(x)} samples; attacks on the cross-entropy are "
             "blind there: try loss='margin', --precision float64, or attacks that need no gradient"
         )
 

@@ -60,7 +60,9 @@ class RunFolder:
         folder = Path(path)
         if (folder / RUN).exists():
             if not resume:
-                raise InputError(f"{path} holds a run already; choose another folder, or go on with resume=True")
+                raise InputError(
+                    f"{path} holds a run already; choose another folder, or leave out --no-resume (resume=True)"
+                )
             run = cls.open(path)
             run.check_same(configuration)
             return run

@@ -50,7 +50,7 @@ class Judge:
             self._check_input(x[healthy], returned, part_ball, index[healthy.cpu().numpy()])
             x_adv = x.clone()
             x_adv[healthy] = returned.detach().float()
-            if self.coarse and len(outcome.mixture) == 1:
+            if self.coarse:
                 moved = settled(self.members, self.attacked, x[healthy], y[healthy], part_ball, x_adv[healthy])
                 self._check_input(x[healthy], moved, part_ball, index[healthy.cpu().numpy()])
                 x_adv[healthy] = moved

@@ -25,6 +25,7 @@ STYLES = {
     "tight": ("v", "black"),
 }
 WIDE = 4  # panels a line
+NEAR = 1.25  # times the multiply-adds of another net
 MANY = 5  # curves whose names hide none of them
 
 
@@ -61,7 +62,12 @@ def _scatter(place: Any, rows: tuple[RowResult, ...]) -> None:
         if points:
             place.plot(*zip(*sorted(points)), marker, color=colour, label=column)
     place.set(xscale="log", xlabel="million multiply-adds a query", ylabel="robust accuracy [%]")
-    marks = {MMACS[net]: f"{net} {MMACS[net]:g}" for net in nets.values()}
+    marks: dict[float, str] = {}
+    for net in sorted(set(nets.values()), key=lambda net: MMACS[net]):
+        near = next(
+            (at for at in marks if MMACS[net] < NEAR * at), None
+        )  # two that would lie on each other share a mark
+        marks[near or MMACS[net]] = "\n".join(filter(None, [marks.get(near or 0.0), f"{net}: {MMACS[net]:g}"]))
     place.set_xticks(list(marks), list(marks.values()), rotation=60, ha="right", fontsize=7)
     place.minorticks_off()
     place.legend(fontsize=7)
@@ -92,7 +98,7 @@ def _matrix(place: Any, row: RowResult) -> None:
     place.imshow(values, vmin=0, vmax=100, cmap="viridis")
     for i, line in enumerate(values):
         for j, value in enumerate(line):
-            place.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=6, color="w" if value < 60 else "k")
+            place.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=6, color="w" if value < 50 else "k")
     names = [f"f{i + 1}" for i in range(len(values))]
     place.set_xticks(range(len(values)), names, fontsize=7)
     place.set_yticks(range(len(values)), names, fontsize=7)

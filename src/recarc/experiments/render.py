@@ -28,10 +28,10 @@ attack on each found them. Below each table stands how the members were trained:
 fewer epochs than its own, is not the paper's training, so compare differences between columns rather than columns with
 the paper. Where attacks searched in a faster precision than float32, what they found was judged in float32, while the
 floor and alpha rest on what the search itself saw; a float16 search may stop up to 0.2 points short of the figures in
-`results/tight.json`, for which search and judgement ran in PyTorch's default for convolutions, TF32, and `tight` may so
-end an image above an attack that is one of its stages. Claims that one figure is below another by so many points (BAT,
-AT, IAT, ARC against APGD) are judged by the 95 % intervals and may stay open; where a claim says that two attacks do as
-well, they count as equal within 0.5 points on the images they were run on.
+`results/tight.json`, for which search and judgement ran in PyTorch's default for convolutions, TF32. Claims that one
+figure is below another by so many points (BAT, AT, IAT, ARC against APGD) are judged by the 95 % intervals and may stay
+open; where a claim says that two attacks do as well, they count as equal within 0.5 points on the images they were run
+on.
 """
 
 
@@ -88,7 +88,7 @@ def _provenance(row: RowResult) -> str:
     commit = " and ".join(known[:10] for known in (row.commit or "no commit known").split(" and "))
     return (
         f"{row.row}: {row.ensemble}{recipe}, {row.data}{ball}{alpha}; {row.seconds:.0f} s on {row.hardware}{search}, "
-        f"{row.date}, {commit}; `{row.command}`"
+        f"{row.date}, {commit}; `{row.command}`" + (f". {row.note}" if row.note else "")
     )
 
 

@@ -50,6 +50,7 @@ class RowResult:
     commit: str | None = None
     hardware: str = ""
     date: str = ""
+    note: str = ""  # what one must know of this measurement
 
     def figure(self, column: str, x: float | None = None) -> Figure | None:
         return next((f for f in self.figures if f.column == column and f.x == x), None)

@@ -161,8 +161,11 @@ def build_report(
 
 
 def _main(runs: list[Run]) -> Run:
-    """With a floor before without, then the most samples, then the first."""
-    return max(runs, key=lambda run: (run.evaluation.alone is not None, len(run.evaluation)))
+    """With a floor before without, then the most samples, then what most runs are about (where sweeps meet)."""
+    problems = [run.problem for run in runs]
+    return max(
+        runs, key=lambda run: (run.evaluation.alone is not None, len(run.evaluation), problems.count(run.problem))
+    )
 
 
 def _rows(main: Run, same: list[Run]) -> list[Row]:

@@ -119,7 +119,7 @@ class Loop:
     def _validate(self, lane: Lane, validation: Pixels, epoch: int) -> dict[str, float]:
         lane.seat_judges()
         found = validate(lane, validation)
-        score, best = [found["attacked"], found["clean"]], lane.best.get("score", [-1.0, -1.0])
+        score, best = [found.get("attacked", found["clean"]), found["clean"]], lane.best.get("score", [-1.0, -1.0])
         if score >= best:  # of equals the one trained longer
             since = epoch if score > best else lane.best["since"]
             lane.best = {"score": score, "epoch": epoch, "since": since, "states": lane.judged_states()}
@@ -140,16 +140,20 @@ def steps_of(epochs: float, steps_an_epoch: int) -> int:
 
 
 def validate(lane: Lane, data: Pixels) -> dict[str, float]:
-    """Accuracy of the judged members: clean, and on the method's own attack; the images shared by all processes."""
+    """Accuracy of the judged members: clean, and under the method's own attack if it has one; the images shared by all
+    processes."""
     team, group = lane.judged_team(), lane.machine.group
-    sums = torch.zeros(2, dtype=torch.float64)
+    sums, attacks = torch.zeros(2, dtype=torch.float64), False
     for x, y in shared_batches(lane, data):
         with lane.machine.autocast(), torch.no_grad():
-            clean = lane.method.score(team, x, y)
-            attacked = lane.method.score(team, lane.method.probe(team, x, y), y)
+            clean = attacked = lane.method.score(team, x, y)
+            probed = lane.method.probe(team, x, y)
+            if probed is not x:
+                attacks, attacked = True, lane.method.score(team, probed, y)
         sums += torch.tensor([float(clean.sum()), float(attacked.sum())], dtype=torch.float64)
     total = group.total(sums.to(lane.machine.device, torch.float32)).tolist()
-    return {"clean": total[0] / len(data), "attacked": total[1] / len(data)}
+    found = {"clean": total[0] / len(data), "attacked": total[1] / len(data)}
+    return found if attacks else {"clean": found["clean"]}
 
 
 def member_errors(lane: Lane, data: Pixels) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from recarc.data.imageset import ImageSet
 from recarc.data.loading import load
 from recarc.ensemble import RandomizedEnsemble, validated_alpha
 from recarc.errors import InputError, unknown
-from recarc.geometry import Ball, Norm
+from recarc.geometry import Ball, Norm, odd_scale
 from recarc.models.factories import make_member, spec_of, unwrapped
 from recarc.models.registry import build, names
 from recarc.models.store import load_ensemble
@@ -140,13 +139,9 @@ def check_sizes(recipe: Recipe, data: ImageSet) -> None:
 
 
 def check_scale(ball: Ball, shape: Sequence[int], confirm: bool) -> None:
-    """Asks back for an eps of another scale: 8 instead of 8/255, or one at which every image can become flat grey."""
-    if confirm or not isinstance(ball.eps, float):
-        return
-    reach = float(ball.norm.norm(torch.full((1, math.prod(shape)), 0.5, dtype=torch.float64)))
-    whole = ball.eps >= 2 and ball.eps == int(ball.eps)
-    if ball.eps >= reach or whole:
-        why = "is a whole number" if ball.eps < reach else "lets an attacker turn every image into the same grey"
+    """Asks back for an eps of another scale."""
+    why = None if confirm else odd_scale(ball, shape)
+    if why is not None:
         raise InputError(
             f"eps {ball.eps:g} in {ball.norm} {why}, as images are in [0, 1]: did you mean {ball.eps:g}/255? "
             "If it is meant, say so with --force (confirm=True)"

@@ -69,7 +69,7 @@ class Progress:
             self._estimated = True
             left = self.left(step, steps)
             pace = (time.monotonic() - self._began) / self._steps
-            self.say(f"{1000 * pace:.1f} ms a step after {ESTIMATE_AFTER} steps: about {duration(left)} in all")
+            self.say(f"{1000 * pace:.1f} ms a step after {ESTIMATE_AFTER} steps: about {duration(left)} left")
 
     def left(self, step: int, steps: int) -> float:
         """Seconds to the end of the run at the pace so far."""
@@ -83,13 +83,15 @@ class Progress:
 
     def epoch(self, label: str, entry: dict[str, Any], epochs: float, step: int, steps: int) -> None:
         """A line for an epoch that was validated; for others at most one every ten seconds."""
-        if "attacked" not in entry and time.monotonic() - self._spoke < QUIET:
+        if "clean" not in entry and time.monotonic() - self._spoke < QUIET:
             return
         self._spoke = time.monotonic()
         losses = ", ".join(f"{name} {value:.3f}" for name, value in entry["loss"].items())
         text = f"{label}: epoch {entry['epoch']}/{epochs:g}, step {step}/{steps}, {losses}"
+        if "clean" in entry:
+            text += f", validation clean {100 * entry['clean']:.1f}"
         if "attacked" in entry:
-            text += f", validation clean {100 * entry['clean']:.1f} attacked {100 * entry['attacked']:.1f}"
+            text += f" attacked {100 * entry['attacked']:.1f}"
         self.say(f"{text}, {duration(self.left(step, steps))} left")
 
 
