@@ -123,6 +123,7 @@ REFUSED = [
     (("table3", "--precision", "float16", "--device", "cpu"), "precision float16 needs a CUDA GPU"),
     (("tabel3",), "did you mean 'table3'"),
     (("table3", "--only", "l3"), "unknown row of table3"),
+    (("throughput", "--only", "l3"), "throughput has no rows to choose from: leave out --only"),
     (("table3", "--recipe", "slow"), "unknown recipe 'slow'"),
     (("--list", "--recipe", "slow"), "unknown recipe 'slow'"),
     (("table3", "--tight", "very"), "unknown --tight 'very'"),

@@ -28,13 +28,16 @@ def list_sets(data_dir: DataDir = None, json_: AsJson = False) -> None:
         print_json({"sets": [asdict(row) for row in rows]})
         return
     from rich.console import Console
-    from rich.table import Column, Table
+    from rich.padding import Padding
+    from rich.text import Text
 
-    table = Table("name", "what", "images", "classes", "state", Column("where", overflow="fold", min_width=20))
+    console = Console()
     for row in rows:
         images = ", ".join(f"{split} {count:,}" for split, count in row.images.items())
-        table.add_row(row.name, row.title, images, str(row.classes), row.state, row.detail)
-    Console().print(table)
+        console.print(Text.assemble((row.name, "bold"), f"  {row.title}"))
+        state = "cached, decoded from" if row.state == "cached" else f"{row.state}:"
+        told = Text(f"{images}; {row.classes} classes; {state} {row.detail}", overflow="fold")
+        console.print(Padding(told, (0, 0, 0, 4)))
 
 
 @data.command()

@@ -36,7 +36,7 @@ def list_ensembles(
     console = Console()
     table = Table("name", "what", "recipe", "trained on commit")
     for entry in here:
-        commit = str(entry.provenance.get("commit") or "")[:10]
+        commit = str(entry.provenance.get("commit") or "not recorded")[:12]
         table.add_row(f"zoo:{entry.name}", entry.title, entry.recipe, commit)
     console.print(table if here else "No ensemble is shipped with this build.")
     made = Table("not shipped", "made by")

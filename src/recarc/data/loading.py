@@ -68,7 +68,9 @@ def roots(spec: Spec, data_dir: PathLike | None) -> Iterator[Path]:
     if given:
         base = Path(given).expanduser()
         if data_dir and not base.exists():
-            raise InputError(f"data_dir {str(data_dir)!r} does not exist; expected a folder with {spec.name} in it")
+            raise InputError(
+                f"data_dir {str(data_dir)!r} does not exist; expected a folder with {spec.name} in it, or a file of it"
+            )
         names = {squeeze(known) for known in (spec.name, *spec.folders)}
         if base.is_dir():
             for child in sorted(base.iterdir()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from recarc.errors import unknown
+from recarc.errors import InputError, unknown
 from recarc.experiments.curves import FIGURES
 from recarc.experiments.recipe import Item, Made, Row
 from recarc.experiments.tables import TABLES
@@ -35,6 +35,8 @@ def item_named(name: str) -> Item:
 def rows_of(item: Item, only: Iterable[str] = ()) -> list[Row]:
     """The rows that are asked for; all of them if none is named."""
     wanted, known = list(only), {row.name: row for row in item.rows}
+    if wanted and not known:
+        raise InputError(f"{item.name} has no rows to choose from: leave out --only")
     for name in wanted:
         if name not in known:
             raise unknown(f"row of {item.name}", name, known)

@@ -79,8 +79,6 @@ def attack_passes(row: Row) -> float:
 
 def training_passes(made: Made, recipe: str) -> float:
     """Forward-and-backward passes through a member to train an ensemble from nothing."""
-    if made.package:
-        return 0.0
     images = CATALOG[made.data].splits["train"]
     if made.method == "free":
         return images * made.members * FREE_PASSES[recipe]
@@ -102,8 +100,8 @@ def _each(made: Made, recipe: str) -> float:
 
 
 def training_seconds(made: Made, recipe: str) -> float:
-    """On one H200, all members one after another; nothing for what the zoo has."""
-    if any((entry.made, entry.recipe) == (made.name, recipe) for entry in zoo.entries()):
+    """On one H200, all members one after another; nothing for what a package or the zoo has."""
+    if made.package or any((entry.made, entry.recipe) == (made.name, recipe) for entry in zoo.entries()):
         return 0.0
     return seconds(training_passes(made, recipe), made, TRAIN)
 

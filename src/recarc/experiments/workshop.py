@@ -68,10 +68,11 @@ class Workshop:
                 self.images(data)
             except InputError as error:
                 missing[data] = error
-                self.say(f"left out, without its data: {', '.join(r.name for r in rows if r.data == data)} ({error})")
         left = [row for row in rows if row.data not in missing]
         if rows and not left:
             raise next(iter(missing.values()))
+        for data, why in missing.items():
+            self.say(f"left out, without its data: {', '.join(r.name for r in rows if r.data == data)} ({why})")
         return left
 
     def check(self, item: Item, rows: list[Row]) -> None:
