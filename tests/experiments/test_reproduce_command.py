@@ -104,6 +104,7 @@ def test_an_attack_that_does_not_look_at_alpha_runs_once(toy_shop: Workshop, tmp
     row = toy_shop.scale.row(ITEMS["figure7"].rows[1])
     attacks = CarliniWagner(member=0, steps=2, search_steps=2), RandomAttacker(PGD(steps=2))
     found, images = toy_shop.ensemble(row.made).ensemble, toy_shop.images("cifar10")
+    (toy_shop.out / "runs").mkdir(exist_ok=True)
     for attack in attacks:
         work = Reproduction(ITEMS["figure7"], [row], toy_shop, tmp_path, progress=False)
         before = {path.name for path in (toy_shop.out / "runs").iterdir()}
