@@ -100,6 +100,22 @@ def draw_plane(planes: Sequence[Plane] = (TWO, THREE)) -> Figure:
     return figure
 
 
+def _room(plane: Plane, k: int, reach: float) -> tuple[float, float]:
+    """Where member k is fooled, the middle of a label that stays farthest from the lines, the ball and the frame."""
+    half = 0.24 * reach  # of the label's width
+    centres = np.linspace(-reach, reach, 71)
+    ends = (
+        np.stack(np.meshgrid(centres, centres))[..., None]
+        + np.array([-half, 0, half]) * np.array([1, 0])[:, None, None, None]
+    )
+    room = np.minimum(reach - np.abs(ends).max(0), np.abs(np.hypot(*ends) - plane.eps))
+    for j, (w, b) in enumerate(zip(plane.weights, plane.biases)):
+        inside = (w[0] * ends[0] + w[1] * ends[1] + b) / np.hypot(*w)
+        room = np.minimum(room, -inside if j == k else np.abs(inside))
+    row, column = np.unravel_index(room.min(2).argmax(), room.shape[:2])
+    return float(centres[column]), float(centres[row])
+
+
 def _draw(axes: Any, plane: Plane, found: Solved) -> None:
     reach = REACH * plane.eps
     grid = np.linspace(-reach, reach, 3)  # lines: exact on any grid
@@ -108,9 +124,7 @@ def _draw(axes: Any, plane: Plane, found: Solved) -> None:
         f = w[0] * gx + w[1] * gy + b
         axes.contourf(gx, gy, f, levels=[-1e9, 0], colors=[MEMBERS[k]], alpha=0.13)
         axes.contour(gx, gy, f, levels=[0], colors=[MEMBERS[k]], linewidths=1.8)
-        unit = -np.array(w) / np.hypot(*w)
-        x, y = 1.36 * plane.eps * unit
-        y += 0.7 * plane.eps * (abs(unit[0]) > 0.9)  # there is no room for it beside the ball
+        x, y = _room(plane, k, reach)
         axes.text(x, y, f"fools member {k + 1}", color=MEMBERS[k], ha="center", va="center")
     circle = np.linspace(0, 2 * np.pi, 200)
     axes.plot(plane.eps * np.cos(circle), plane.eps * np.sin(circle), color=INK, linewidth=1.3, linestyle=(0, (5, 3)))
