@@ -143,17 +143,17 @@ def validate(lane: Lane, data: Pixels) -> dict[str, float]:
     """Accuracy of the judged members: clean, and under the method's own attack if it has one; the images shared by all
     processes."""
     team, group = lane.judged_team(), lane.machine.group
-    sums, attacks = torch.zeros(2, dtype=torch.float64), False
+    sums = torch.zeros(3, dtype=torch.float64)  # the third counts images that were attacked, on all processes
     for x, y in shared_batches(lane, data):
         with lane.machine.autocast(), torch.no_grad():
             clean = attacked = lane.method.score(team, x, y)
             probed = lane.method.probe(team, x, y)
             if probed is not x:
-                attacks, attacked = True, lane.method.score(team, probed, y)
-        sums += torch.tensor([float(clean.sum()), float(attacked.sum())], dtype=torch.float64)
-    total = group.total(sums.to(lane.machine.device, torch.float32)).tolist()
-    found = {"clean": total[0] / len(data), "attacked": total[1] / len(data)}
-    return found if attacks else {"clean": found["clean"]}
+                attacked = lane.method.score(team, probed, y)
+        sums += torch.tensor([float(clean.sum()), float(attacked.sum()), len(x) * (probed is not x)])
+    right, standing, probes = group.total(sums.to(lane.machine.device, torch.float32)).tolist()
+    found = {"clean": right / len(data)}
+    return {**found, "attacked": standing / len(data)} if probes else found
 
 
 def member_errors(lane: Lane, data: Pixels) -> Tensor:
