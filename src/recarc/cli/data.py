@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from recarc.cli.output import print_json
+from recarc.cli.output import print_entry, print_json
 
 data = typer.Typer(name="data", help="Image sets: list them, get them ready, check them.", no_args_is_help=True)
 DataDir = Annotated[Path | None, typer.Option(help="Where the files are (else RECARC_DATA).")]
@@ -27,17 +27,10 @@ def list_sets(data_dir: DataDir = None, json_: AsJson = False) -> None:
     if json_:
         print_json({"sets": [asdict(row) for row in rows]})
         return
-    from rich.console import Console
-    from rich.padding import Padding
-    from rich.text import Text
-
-    console = Console()
     for row in rows:
         images = ", ".join(f"{split} {count:,}" for split, count in row.images.items())
-        console.print(Text.assemble((row.name, "bold"), f"  {row.title}"))
         state = "cached, decoded from" if row.state == "cached" else f"{row.state}:"
-        told = Text(f"{images}; {row.classes} classes; {state} {row.detail}", overflow="fold")
-        console.print(Padding(told, (0, 0, 0, 4)))
+        print_entry(row.name, row.title, f"{images}; {row.classes} classes; {state} {row.detail}")
 
 
 @data.command()

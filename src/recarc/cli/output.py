@@ -15,6 +15,17 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, allow_nan=False))
 
 
+def print_entry(name: str, title: str, detail: str) -> None:
+    """One entry of a list: a line that names it, and below it what is to be known, whole on any terminal."""
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = Console()
+    console.print(Text.assemble((name, "bold"), f"  {title}"))
+    console.print(Padding(Text(detail, overflow="fold"), (0, 0, 0, 4)))
+
+
 def summary(result: Evaluation) -> dict[str, Any]:
     """What --json prints of a run: its figures, and the verdict where it has one."""
     if result.alone is None:

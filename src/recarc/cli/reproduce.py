@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from recarc.cli.output import print_json
+from recarc.cli.output import print_entry, print_json
 from recarc.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from recarc.experiments.results import ItemResult
+    from recarc.experiments.workshop import Trainer, Workshop
 
 KEPT = Path("results/paper")  # in a checkout: what was measured for the documents
 WIDE = 200  # columns of a table that goes into a file
@@ -74,48 +75,17 @@ def reproduce(
         return
     if item is None:
         raise InputError("which item? `recarc reproduce --list` names them, e.g. recarc reproduce table3")
-    if tight is not None and tight not in PRESETS:
-        raise unknown("--tight", tight, PRESETS)
-    if limit is not None and limit < 1:
-        raise InputError(f"--limit is {limit}; expected a number of images >= 1")
-    if epochs is not None and not epochs > 0:
-        raise InputError(f"--epochs is {epochs:g}; expected a number > 0")
+    _check_numbers(tight, limit, epochs)
 
-    from dataclasses import replace
-
-    from recarc.acceleration.precision import check_precision
-    from recarc.cli.devices import device_named
-    from recarc.evaluation.members import ACCELERATED, precision_named
     from recarc.experiments.catalog import item_named, rows_of
-    from recarc.experiments.scale import FULL, TOY
-    from recarc.experiments.workshop import Workshop, processes
-    from recarc.training import train
+    from recarc.experiments.workshop import processes
 
     wanted = item_named(item)
     rows = rows_of(wanted, only or ())
-    if precision is not None:
-        precision_named(precision)
-    scale = TOY if toy else FULL if tight is None else replace(FULL, tight=tight)
     if processes() > 1 and not train_only:
         raise InputError("several processes can only train (--train-only); measure with one")
-    trainer: Any = functools.partial(train, say=None) if quiet else train
-    where = device_named(device)
-    precision = precision or ("tf32" if where.type == "cuda" else "float32")
-    if precision in ACCELERATED:
-        check_precision(precision, where)
-    workshop = Workshop(
-        out,
-        where,
-        recipe,
-        trainer,
-        data_dir,
-        limit,
-        dict(_given(text) for text in ensemble or ()),
-        scale,
-        _silent if quiet else _tell,
-        precision,
-        epochs,
-    )
+    given = dict(_given(text) for text in ensemble or ())
+    workshop = _workshop(out, device, precision, recipe, epochs, data_dir, limit, given, tight, toy, quiet)
     if not only:
         rows = workshop.reachable(rows)
     workshop.check_epochs(wanted, rows)
@@ -134,6 +104,59 @@ def reproduce(
             from recarc.experiments.throughput import costs
 
             print(f"\n{costs(result)}")
+
+
+def _check_numbers(tight: str | None, limit: int | None, epochs: float | None) -> None:
+    if tight is not None and tight not in PRESETS:
+        raise unknown("--tight", tight, PRESETS)
+    if limit is not None and limit < 1:
+        raise InputError(f"--limit is {limit}; expected a number of images >= 1")
+    if epochs is not None and not epochs > 0:
+        raise InputError(f"--epochs is {epochs:g}; expected a number > 0")
+
+
+def _workshop(
+    out: Path,
+    device: str,
+    precision: str | None,
+    recipe: str,
+    epochs: float | None,
+    data_dir: Path | None,
+    limit: int | None,
+    given: dict[str, str],
+    tight: str | None,
+    toy: bool,
+    quiet: bool,
+) -> Workshop:
+    """Everything the items share, checked."""
+    from dataclasses import replace
+
+    from recarc.acceleration.precision import check_precision
+    from recarc.cli.devices import device_named
+    from recarc.evaluation.members import ACCELERATED, precision_named
+    from recarc.experiments.scale import FULL, TOY
+    from recarc.experiments.workshop import Workshop
+    from recarc.training import train
+
+    if precision is not None:
+        precision_named(precision)
+    where = device_named(device)
+    precision = precision or ("tf32" if where.type == "cuda" else "float32")
+    if precision in ACCELERATED:
+        check_precision(precision, where)
+    return Workshop(
+        out,
+        where,
+        recipe=recipe,
+        train=cast("Trainer", functools.partial(train, say=None) if quiet else train),
+        data_dir=data_dir,
+        limit=limit,
+        given=given,
+        scale=TOY if toy else FULL if tight is None else replace(FULL, tight=tight),
+        say=_silent if quiet else _tell,
+        precision=precision,
+        epochs=epochs,
+    )
 
 
 def _measure(item: Any, rows: list[Any], workshop: Any, keep: Path, quiet: bool) -> ItemResult:
@@ -208,18 +231,12 @@ def _list(keep: Path, recipe: str, data_dir: Path | None, as_json: bool) -> None
     if as_json:
         print_json({"items": rows})
         return
-    from rich.console import Console
-    from rich.padding import Padding
-    from rich.text import Text
-
-    console = Console(soft_wrap=False)
-    console.print("Costs: roughly, on one H200, for all rows of an item.\n")
+    print("Costs: roughly, on one H200, for all rows of an item.\n")
     for entry in rows:
         told: Any = entry
-        console.print(Text.assemble((told["item"], "bold"), f"  {told['title']}"))
         data = ", ".join(f"{name} {state}" for name, state in told["data"].items())
         count = f"{len(told['measured'])} of {len(told['rows']) or len(told['measured']) or 1} rows measured"
-        console.print(Padding("; ".join(part for part in (data, told["cost"], count) if part), (0, 0, 0, 4)))
+        print_entry(told["item"], told["title"], "; ".join(part for part in (data, told["cost"], count) if part))
 
 
 def _print(result: ItemResult) -> None:

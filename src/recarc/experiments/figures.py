@@ -62,13 +62,11 @@ def _scatter(place: Any, rows: tuple[RowResult, ...]) -> None:
         if points:
             place.plot(*zip(*sorted(points)), marker, color=colour, label=column)
     place.set(xscale="log", xlabel="million multiply-adds a query", ylabel="robust accuracy [%]")
-    marks: dict[float, str] = {}
+    marks: dict[float, list[str]] = {}
     for net in sorted(set(nets.values()), key=lambda net: MMACS[net]):
-        near = next(
-            (at for at in marks if MMACS[net] < NEAR * at), None
-        )  # two that would lie on each other share a mark
-        marks[near or MMACS[net]] = "\n".join(filter(None, [marks.get(near or 0.0), f"{net}: {MMACS[net]:g}"]))
-    place.set_xticks(list(marks), list(marks.values()), rotation=60, ha="right", fontsize=7)
+        at = next((at for at in marks if MMACS[net] < NEAR * at), MMACS[net])  # names would lie on each other
+        marks.setdefault(at, []).append(f"{net}: {MMACS[net]:g}")
+    place.set_xticks(list(marks), ["\n".join(names) for names in marks.values()], rotation=60, ha="right", fontsize=7)
     place.minorticks_off()
     place.legend(fontsize=7)
 

@@ -104,15 +104,15 @@ def _room(plane: Plane, k: int, reach: float) -> tuple[float, float]:
     """Where member k is fooled, the middle of a label that stays farthest from the lines, the ball and the frame."""
     half = 0.24 * reach  # of the label's width
     centres = np.linspace(-reach, reach, 71)
-    ends = (
-        np.stack(np.meshgrid(centres, centres))[..., None]
-        + np.array([-half, 0, half]) * np.array([1, 0])[:, None, None, None]
-    )
-    room = np.minimum(reach - np.abs(ends).max(0), np.abs(np.hypot(*ends) - plane.eps))
-    for j, (w, b) in enumerate(zip(plane.weights, plane.biases)):
-        inside = (w[0] * ends[0] + w[1] * ends[1] + b) / np.hypot(*w)
-        room = np.minimum(room, -inside if j == k else np.abs(inside))
-    row, column = np.unravel_index(room.min(2).argmax(), room.shape[:2])
+    room = np.full((71, 71), np.inf)
+    for shift in (-half, 0, half):
+        x, y = np.meshgrid(centres + shift, centres)
+        room = np.minimum(room, reach - np.maximum(np.abs(x), np.abs(y)))
+        room = np.minimum(room, np.abs(np.hypot(x, y) - plane.eps))
+        for j, (w, b) in enumerate(zip(plane.weights, plane.biases)):
+            side = (w[0] * x + w[1] * y + b) / np.hypot(*w)
+            room = np.minimum(room, -side if j == k else np.abs(side))
+    row, column = np.unravel_index(room.argmax(), room.shape)
     return float(centres[column]), float(centres[row])
 
 
