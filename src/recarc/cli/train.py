@@ -14,7 +14,7 @@ from recarc.cli.parsing import assignments, number, numbers
 
 def train(
     method: Annotated[str, typer.Argument(help="natural, at, bat, iat, free, adp, gal, dverge, trs, mrboost, barre.")],
-    out: Annotated[Path, typer.Option(help="The ensemble folder to make; must not exist or be empty.")],
+    out: Annotated[Path, typer.Option(help="The ensemble folder to make; must be new or empty.")],
     data: Annotated[str, typer.Option(help="A data set's name (cifar10, digits, ...) or a folder.")] = "cifar10",
     arch: Annotated[str, typer.Option(help="The members' architecture.")] = "resnet20",
     arch_option: Annotated[
