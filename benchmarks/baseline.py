@@ -34,7 +34,7 @@ def _expected_accuracy(models: Sequence[nn.Module], alpha: Tensor, x: Tensor, y:
 
 
 def _nearest(model: nn.Module, u: Tensor, q: float) -> tuple[Tensor, Tensor]:
-    """Lines 9-12: the gradient difference of the nearest plane, at dual norm 1, and the distance to it."""
+    """The gradient difference of the nearest plane, at dual norm 1, and the distance to it."""
     with torch.enable_grad():
         u = u.detach().requires_grad_()
         logits = model(u)

@@ -119,6 +119,11 @@ def _trained(seed: int, device: torch.device, steps: int) -> nn.Module:
     return net.eval()
 
 
+def convolutions_in(device: torch.device) -> str:
+    """The precision that convolutions of float32 tensors run in unless somebody changes it."""
+    return "tf32" if device.type == "cuda" and torch.backends.cudnn.allow_tf32 else "float32"
+
+
 @contextmanager
 def full_float32() -> Iterator[None]:
     """No TF32 inside."""

@@ -23,8 +23,9 @@ not one a class; together that leaves an eleventh of the baseline's passes in th
 `recarc.acceleration.accelerate(ensemble, precision)`, an ensemble to search with: batch norm folded into the
 convolutions and, for up to 64 channels, bias, shortcut and ReLU too, in a Triton kernel with a gradient of its own;
 float16, which rounds like TF32 in half the memory, with linear heads in float32; CUDA graphs. Every reported accuracy
-is computed with the original members in float32; a search in float16 may stop up to 0.2 points short of one in
-float32, because a point just across a boundary in one precision can be on its other side in another.
+is computed with the original members in float32; a search in float16 may stop up to 0.2 points short of one in TF32,
+because a point just across a boundary in one precision can be on its other side in another. The baselines and the other
+libraries run as PyTorch comes, on a GPU with convolutions in TF32; "members as given" is float32 throughout.
 
 The baseline is Algorithm 2 batch-vectorised the obvious way (`benchmarks/baseline.py`): C + 1 backward passes a
 member, M^2 + 2M forward passes an iteration, every sample to the end.
@@ -70,9 +71,9 @@ def _attacks(entry: Entry) -> str:
         f"## Side by side on {entry['hardware']}",
         "",
         f"{f['ensemble']}, {f['images']} images, K = {f['steps']}, {f['ball']}. Ratio: to the first row of the group. "
-        "Passes: images through a member, forward + backward. Share: of the FLOP/s of a large matrix product and of "
-        "the bytes/s of a large copy, measured in the same run. GiB: beyond what the rows above it left allocated "
-        "(rows of one precision share captured graphs).",
+        "Passes: images through a member, forward + backward. Share: of the FLOP/s of a large matrix product in the "
+        "precision of the row and of the bytes/s of a large copy, measured in the same run. GiB: beyond what the rows "
+        "above it left allocated (rows of one precision share captured graphs).",
         "",
         "| group | what | seconds | ratio | robust % | passes | GiB | FLOP % | bytes % |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -124,7 +125,7 @@ def _training(entry: Entry) -> str:
         f"## Training, {f['arch']}, on {entry['hardware']}",
         "",
         f"Adversarial training with PGD-7 at batch {f['batch']}, milliseconds a step and member (fastest-slowest) "
-        "against a plain eager float32 loop in the same run (`benchmarks/train.py`).",
+        "against a plain eager loop in PyTorch's default precision in the same run (`benchmarks/train.py`).",
         "",
         "| what | ms | ratio |",
         "|---|---|---|",

@@ -1,4 +1,4 @@
-"""Adversarial training with PGD-7: `recarc train`'s step against a plain eager float32 loop written the usual way.
+"""Adversarial training with PGD-7: `recarc train`'s step against a plain eager loop written the usual way.
 
 Claim: at least 5 x the plain loop for ResNet-20 and 3 x for ResNet-18 at batch 128 on one H200;
 `--accuracy-epochs` compares the accuracies too.
@@ -57,7 +57,7 @@ VARIANTS: dict[str, tuple[Switches, dict[str, Any], int]] = {
 
 
 class PlainLoop:
-    """What everybody writes: eager, float32, torch.optim, the model in training mode while it is attacked."""
+    """What everybody writes: eager, torch.optim, the model in training mode while it is attacked."""
 
     def __init__(self, args: argparse.Namespace, data: ImageSet, device: torch.device, steps: int) -> None:
         torch.manual_seed(0)
@@ -274,7 +274,7 @@ def main() -> None:
             torch.cuda.empty_cache()
     after = timed(plain.step, device, args.blocks, args.steps)
     base, range_ = median(before + after), spread(before + after)
-    print(f"{'plain eager float32 loop':36} {base:8.2f} ms a step ({range_}), {base * epoch / 1000:.2f} s an epoch")
+    print(f"{'plain eager loop':36} {base:8.2f} ms a step ({range_}), {base * epoch / 1000:.2f} s an epoch")
     figures: dict[str, Any] = {
         "arch": args.arch,
         "batch": args.batch,

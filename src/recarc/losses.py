@@ -17,7 +17,7 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def margin(logits: Tensor, y: Tensor) -> Tensor:
-    """f_y - max_{c != y} f_c, (B,): negative iff the member is fooled."""
+    """f_y - max_{c != y} f_c, (B,): negative only where the member is fooled; 0 at a tie."""
     own = logits.gather(1, y[:, None])[:, 0]
     others = logits.scatter(1, y[:, None], -torch.inf).amax(1)
     return own - others

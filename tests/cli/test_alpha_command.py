@@ -35,6 +35,10 @@ def test_three_choices_and_the_analysis_as_json(ensemble: Path, capsys: Any) -> 
         assert sum(choice["alpha"]) == pytest.approx(1) and 0 <= choice["robust_accuracy"] <= 1
     assert told["robust_accuracy"] == max(choice["robust_accuracy"] for choice in told["choices"].values())
     two = told["two_members"]
+    for choice in told["choices"].values():
+        assert choice["robust_accuracy"] <= choice["believed"] + 1e-9
+        if max(choice["alpha"]) == 1:
+            assert choice["robust_accuracy"] == pytest.approx(1 - two[f"e_{choice['alpha'].index(1) + 1}"])
     assert two["helps"] == (two["p_r"] > abs(two["e_1"] - two["e_2"]))
     assert two["says"].startswith("Randomising helps" if two["helps"] else "Randomising does not help")
 

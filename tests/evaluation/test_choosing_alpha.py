@@ -38,6 +38,18 @@ def test_two_member_formula_is_the_exact_error_at_every_alpha() -> None:
         assert 1 - found.error(a) == pytest.approx(exact(ensemble, samples, [a, 1 - a]), abs=1e-9)
 
 
+def test_what_any_attack_found_counts_at_every_alpha() -> None:
+    ensemble, samples = linear_pair(0)
+    weak = samples.patterns(ensemble.with_alpha([1.0, 0.0]), AdaptivePGD(steps=1, step_size=1e-4))
+    assert samples.accuracy([1.0, 0.0]) == pytest.approx(1 - weak[0].mean())
+    found = choosing.two_members(ensemble, samples)
+    for a in (0.0, 0.3, 0.5, 1.0):
+        assert samples.accuracy([a, 1 - a]) == pytest.approx(1 - found.error(a), abs=1e-12)
+    samples.seen.append(np.ones_like(weak))
+    assert samples.accuracy([0.3, 0.7]) == pytest.approx(0)
+    assert choosing.two_members(ensemble, samples) == choosing.TwoMembers(1.0, 1.0, 0.0)
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_osp_and_cutting_planes_find_the_best_alpha(seed: int) -> None:
     ensemble, samples = linear_pair(seed)

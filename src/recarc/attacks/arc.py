@@ -20,7 +20,8 @@ class ARC(Attack):
     """Greedy over the members by decreasing alpha: push each one over its nearest plane, keep what does not hurt.
 
     variant="paper" is Algorithm 2 as printed. variant="corrected" measures the distance at the centre of the local
-    ball, which restores the consistency of Theorem 5.1 on linear ensembles, and never leads a fooled member back to y.
+    ball, which restores the consistency of Theorem 5.1 on linear ensembles (without a box, from a point that every
+    member has right), and never leads a fooled member back to y.
     """
 
     steps: int = 20  # K, the paper's for CIFAR-10
@@ -62,10 +63,10 @@ class ARC(Attack):
     def _iteration(
         self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball, eta: Tensor, delta: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Lines 6-28: one local search; returns the new delta and its expected accuracy."""
+        """One round of the local search; returns the new delta and its expected accuracy."""
         delta_l, v_l = torch.zeros_like(delta), v
         for i in ensemble.order:
-            x_tilde = ball.move(x, delta + delta_l)  # line 8; in the box, where the member is defined
+            x_tilde = ball.move(x, delta + delta_l)  # in the box, where the member is defined
             plane, beta = self._plane_and_beta(ensemble, i, x_tilde, y, ball, eta, delta_l)
             g = -ball.norm.steepest(plane.w)
             delta_l_hat = ball.norm.scale_to(delta_l + per_sample(beta, g) * g, eta)
@@ -74,13 +75,13 @@ class ARC(Attack):
             accept = v_hat <= v_l
             delta_l = torch.where(per_sample(accept, x), delta_l_hat, delta_l)
             v_l = torch.where(accept, v_hat, v_l)
-        # Lines 25-28: v_l was measured at exactly this point and is at most v, so the update always holds.
+        # The global update: v_l was measured at exactly this point and is at most v, so the update always holds.
         return ball.project(delta + delta_l, x), v_l
 
     def _plane_and_beta(
         self, ensemble: RandomizedEnsemble, i: int, x_tilde: Tensor, y: Tensor, ball: Ball, eta: Tensor, delta_l: Tensor
     ) -> tuple[Plane, Tensor]:
-        """Lines 9-20: the plane to cross and how far to push. "i = 1" needs no case: delta_l = 0 cancels beta."""
+        """The plane to cross and how far to push. "i = 1" needs no case: delta_l = 0 cancels beta."""
         rho = self.rho * ball.radius(x_tilde)
         if self.variant == "paper":
             plane = nearest_plane(ensemble.members[i], x_tilde, ball.norm, label=None, planes=self.planes)

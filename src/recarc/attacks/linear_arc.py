@@ -1,4 +1,4 @@
-"""ARC for linear members, Algorithm 1 of the paper: consistent by Theorem 5.1."""
+"""ARC for linear members, Algorithm 1 of the paper: consistent by Theorem 5.1, which knows no box."""
 
 from __future__ import annotations
 

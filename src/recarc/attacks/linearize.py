@@ -26,7 +26,7 @@ class Plane(NamedTuple):
 def nearest_plane(
     member: Member, x: Tensor, norm: Norm, *, label: Tensor | None, planes: int | None, offset: Tensor | None = None
 ) -> Plane:
-    """Eq. (14): of the planes between class m and its G runners-up, the one nearest to x - offset.
+    """Eq. (15): of the planes between class m and its G runners-up, the one nearest to x - offset.
 
     m is `label`, or the label the member assigns (None); planes = G, None for all C - 1. Planes run through the
     linearisation at x. One backward pass of f_m - f_j a plane.

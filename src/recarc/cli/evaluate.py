@@ -17,7 +17,10 @@ NAMES = ", ".join(ATTACKS)
 
 
 def evaluate(
-    ensemble: Annotated[Path, typer.Argument(help="An ensemble folder, e.g. of `recarc train` or `recarc import`.")],
+    ensemble: Annotated[
+        Path,
+        typer.Argument(help="A folder of `recarc train` or `recarc import`, or zoo:NAME (`recarc zoo list`)."),
+    ],
     data: Annotated[str, typer.Option(help="A data set's name (`recarc data list`) or a folder of images.")],
     eps: Annotated[str, typer.Option(help="Radius of the ball in the units of the inputs, such as 8/255.")],
     norm: Annotated[str, typer.Option(help="linf, l2, l1 or a number p >= 1.")] = "linf",
@@ -25,7 +28,9 @@ def evaluate(
     preset: Annotated[str | None, typer.Option(help="Effort of tight: quick, standard or thorough.")] = None,
     steps: Annotated[int | None, typer.Option(help="Iterations of the attack.")] = None,
     step_size: Annotated[str | None, typer.Option(help="Its step, such as 2/255.")] = None,
-    planes: Annotated[int | None, typer.Option(help="ARC's G: rivals looked at a step; all by default.")] = None,
+    planes: Annotated[
+        int | None, typer.Option(help="ARC's G: rivals looked at a step; all by default, fewer within tight.")
+    ] = None,
     loss: Annotated[str | None, typer.Option(help="Loss of gradient attacks, such as ce or margin.")] = None,
     random_init: Annotated[bool | None, typer.Option("--random-init/--no-random-init", help="Random start.")] = None,
     restarts: Annotated[int, typer.Option(help="Runs with seeds seed, seed + 1, ...; the worst is kept.")] = 1,

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    ensemble: Annotated[Path, typer.Argument(help="An ensemble folder, e.g. of `recarc train` or `recarc import`.")],
+    ensemble: Annotated[
+        Path,
+        typer.Argument(help="A folder of `recarc train` or `recarc import`, or zoo:NAME (`recarc zoo list`)."),
+    ],
     over: Annotated[str, typer.Option(help="What changes: alpha, eps, steps, planes or size.")],
     values: Annotated[str, typer.Option(help="Its values, such as 0.5,0.7,0.9 or 2/255,4/255,8/255.")],
     data: Annotated[str, typer.Option(help="A data set's name (`recarc data list`) or a folder of images.")],

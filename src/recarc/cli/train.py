@@ -42,7 +42,9 @@ def train(
     data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are (else RECARC_DATA).")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...; auto is a GPU where there is one.")] = "auto",
     bf16: Annotated[bool | None, typer.Option("--bf16/--no-bf16", help="On on a GPU.")] = None,
-    channels_last: Annotated[bool | None, typer.Option("--channels-last/--no-channels-last")] = None,
+    channels_last: Annotated[
+        bool | None, typer.Option("--channels-last/--no-channels-last", help="On on a GPU.")
+    ] = None,
     compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Off.")] = None,
     cuda_graph: Annotated[bool | None, typer.Option("--cuda-graph/--no-cuda-graph", help="On on a GPU.")] = None,
     fold: Annotated[
@@ -52,7 +54,8 @@ def train(
         bool | None, typer.Option("--fuse/--no-fuse", help="Attack with fused convolutions; on on a GPU.")
     ] = None,
     side_by_side: Annotated[
-        bool | None, typer.Option("--side-by-side/--one-by-one", help="Independent members at the same time.")
+        bool | None,
+        typer.Option("--side-by-side/--one-by-one", help="Independent members at the same time; on on a GPU."),
     ] = None,
     checkpoint_minutes: Annotated[float, typer.Option(help="Time between checkpoints.")] = 5.0,
     tensorboard: Annotated[Path | None, typer.Option(help="A folder for TensorBoard curves.")] = None,

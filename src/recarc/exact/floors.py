@@ -1,7 +1,7 @@
 """Floors and bounds that hold for any ensemble, from what is known of each member alone.
 
 Per sample, no attack brings L below the sum of alpha_i over the members that cannot be fooled alone, and the best
-attack brings it to 1 - max alpha_i over those that can, at least.
+attack brings it down to 1 - max alpha_i over those that can, or lower.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def _four_planes(results: Results) -> Finding | None:
                 gaps.append(abs(four - curve[most]))
                 lines.append(line)
             else:
-                lines.append(f"not counted, far from all planes: {line}")
+                lines.append(f"not counted, the most planes tried are far from all: {line}")
     if not gaps:
         return None
     summary = f"They differ by at most {max(gaps):.2f} points over {_count(gaps, 'ensemble')}."

@@ -68,7 +68,7 @@ def _scatter(place: Any, rows: tuple[RowResult, ...]) -> None:
         marks.setdefault(at, []).append(f"{net}: {MMACS[net]:g}")
     place.set_xticks(list(marks), ["\n".join(names) for names in marks.values()], rotation=60, ha="right", fontsize=7)
     place.minorticks_off()
-    place.legend(fontsize=7)
+    place.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, columnspacing=0.8, frameon=False)
 
 
 def _lines(place: Any, row: RowResult) -> None:

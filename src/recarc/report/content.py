@@ -195,7 +195,7 @@ SAYS = {
     "PGD": "on one member, drawn at random",
     "AdaptivePGD": "the usual test: expected loss",
     "ARC": "the paper's: member by member",
-    "Tight": "every attack, down to the floor",
+    "Tight": "stage after stage towards the floor",
     "ARC, corrected": "ARC with the distance that its proof needs",
     "AutoPGD": "PGD that chooses its own step",
     "Climb": "adds one fooled member after another",
