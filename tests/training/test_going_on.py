@@ -19,7 +19,7 @@ from torch.nn.utils import parameters_to_vector
 
 from recarc import InputError, RandomizedEnsemble
 from recarc.models.store import load_ensemble
-from recarc.training import Interrupted, TrainingError
+from recarc.training import Interrupted, Switches, TrainingError
 from recarc.training.checkpoint import STATE, RunFolder
 
 HERE = Path(__file__).parent
@@ -39,12 +39,12 @@ def start_process(out: Path, method: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def wait_for_steps(part: Path, group: int, steps: int, process: subprocess.Popen[bytes]) -> None:
+def wait_for_steps(part: Path, stages: int, steps: int, process: subprocess.Popen[bytes]) -> None:
     """Until the checkpoint on the disk is that far."""
     for _ in range(3000):
         if (part / STATE).exists():
             state = torch.load(part / STATE, weights_only=True)
-            if (state["group"], state["step"]) >= (group, steps):
+            if (len(state["curve"]), state["step"]) >= (stages, steps):
                 return
         assert process.poll() is None, "ended before it could be killed"
         time.sleep(0.02)
@@ -96,7 +96,7 @@ def test_a_run_whose_patience_is_over_does_not_go_on(tmp_path: Path, monkeypatch
 def test_a_run_that_goes_on_knows_its_checkpoint(tmp_path: Path) -> None:
     begun = RunFolder(tmp_path / "run", {"seed": 0}, 60.0, writer=True)
     assert begun.open() is None and "no checkpoint" in begun.kept()
-    begun.save({"group": 0, "step": 7}, 7)
+    begun.save({"lanes": {}, "step": 7}, 7)
     begun.release()
     again = RunFolder(tmp_path / "run", {"seed": 0}, 60.0, writer=True)
     again.open()
@@ -128,6 +128,49 @@ def test_stopped_at_any_step_a_run_goes_on_exactly(tmp_path: Path, method: str, 
     for one, other in zip(undisturbed.members, again.members):
         for a, b in zip(one.parameters(), other.parameters()):  # type: ignore[union-attr]
             assert torch.equal(a, b)
+
+
+def stopped_run(out: Path, method: str, saves: int, **settings: Any) -> None:
+    """A run that dies after so many checkpoints."""
+    left, save = [saves], RunFolder.save
+
+    def dying(self: RunFolder, state: dict[str, Any], step: int) -> None:
+        save(self, state, step)
+        left[0] -= 1
+        if not left[0]:
+            raise RuntimeError("killed")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        patch.setattr(RunFolder, "save", dying)
+        small(method, out=out, **settings)
+
+
+@pytest.mark.parametrize("saves", [4, 10])  # 7 steps a stage: in the first stage, and later
+@pytest.mark.parametrize("first", [True, False], ids=["together, then one by one", "one by one, then together"])
+def test_side_by_side_or_not_a_run_goes_on_to_the_same_end(tmp_path: Path, first: bool, saves: int) -> None:
+    settings = {**SETTINGS, "epochs": 0.5, "arch": "linear", "arch_options": {}}
+    stopped_run(tmp_path / "run", "dverge", saves, switches=Switches(side_by_side=first), **settings)
+    gone_on = small("dverge", out=tmp_path / "run", switches=Switches(side_by_side=not first), **settings)
+    assert torch.equal(parameters(gone_on), parameters(small("dverge", **settings)))
+
+
+def test_a_run_goes_on_on_another_kind_of_device(tmp_path: Path) -> None:
+    stopped_run(tmp_path / "run", "at", 3, **SETTINGS)
+    path, lines = tmp_path / "run.part" / STATE, []
+    state = torch.load(path, weights_only=True)
+    for lane in state["lanes"].values():  # as a GPU's generator leaves it
+        lane |= {"device": "cuda", "generator": torch.zeros(16, dtype=torch.uint8)}
+    torch.save(state, path)
+    small("at", out=tmp_path / "run", **{**SETTINGS, "say": lines.append})
+    assert "begun on cuda: other random numbers from here on than there" in lines
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("there", ["cuda", "cpu"])
+def test_from_a_gpu_to_a_cpu_and_back(tmp_path: Path, there: str) -> None:
+    back = "cpu" if there == "cuda" else "cuda"
+    stopped_run(tmp_path / "run", "dverge", 3, **{**SETTINGS, "device": there})
+    assert len(small("dverge", out=tmp_path / "run", **{**SETTINGS, "device": back})) == 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

@@ -98,7 +98,7 @@ class RunFolder:
     def _read(self, path: Path) -> dict[str, Any]:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            assert isinstance(state, dict) and {"group", "step"} <= state.keys()
+            assert isinstance(state, dict) and {"lanes", "step"} <= state.keys()
         except Exception as error:  # torch.load raises whatever a broken file provokes
             raise InputError(
                 f"{path} cannot be read ({first_line(error)}): delete {path.parent} to begin again"
@@ -166,10 +166,13 @@ def _difference(key: str, found: dict[str, Any], wanted: dict[str, Any]) -> str:
     return f"{key} {a!r}, not {b!r}"
 
 
-def lanes_state(lanes: Sequence[Lane]) -> list[dict[str, Any]]:
-    return [
-        {
+def lanes_state(lanes: Sequence[Lane], step: int) -> dict[str, dict[str, Any]]:
+    """By the name of its stage, what each lane needs to go on from this step."""
+    return {
+        lane.stage.name: {
+            "step": step,
             "tensors": {k: t.detach().cpu().clone() for k, t in lane.tensors().items()},
+            "device": lane.generator.device.type,
             "generator": lane.generator.get_state(),
             "host": lane.host.get_state(),
             "parts": lane.part_names,
@@ -177,17 +180,19 @@ def lanes_state(lanes: Sequence[Lane]) -> list[dict[str, Any]]:
             "history": lane.history,
         }
         for lane in lanes
-    ]
+    }
 
 
 @torch.no_grad()
-def load_lanes(lanes: Sequence[Lane], states: Sequence[dict[str, Any]]) -> None:
-    for lane, state in zip(lanes, states, strict=True):
-        for name, tensor in lane.tensors().items():
-            tensor.copy_(state["tensors"][name])
+def load_lane(lane: Lane, state: dict[str, Any]) -> None:
+    for name, tensor in lane.tensors().items():
+        tensor.copy_(state["tensors"][name])
+    if state["device"] == lane.generator.device.type:
         lane.generator.set_state(state["generator"])
-        lane.host.set_state(state["host"])
-        lane.part_names, lane.best, lane.history = state["parts"], state["best"], state["history"]
+    else:  # generators of a CPU and a GPU know nothing of each other: new numbers that depend on the step alone
+        lane.generator.manual_seed((lane.seed * 1_000_003 + state["step"]) % 2**63)
+    lane.host.set_state(state["host"])
+    lane.part_names, lane.best, lane.history = state["parts"], state["best"], state["history"]
 
 
 def random_state() -> dict[str, Any]:

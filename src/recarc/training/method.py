@@ -31,6 +31,11 @@ class Stage:
         names = ", ".join(str(i + 1) for i in self.members)
         return f"member {names}" if len(self.members) == 1 else f"members {names}"
 
+    @property
+    def name(self) -> str:
+        """The label, told apart from other phases of the same members: unique within a run."""
+        return self.label if not self.phase else f"{self.label}, phase {self.phase + 1}"
+
 
 def together(members: int, given: int) -> list[list[Stage]]:
     """The plan of methods that train all members at once; the given ones go on from their weights."""

@@ -55,7 +55,7 @@ class Problem:
     def config(self) -> dict[str, Any]:
         """What makes a run this run; equal for a command and its repetition."""
         return {
-            "format": 1,
+            "format": 2,
             "method": self.method.name,
             "data": self.data.name,
             "fingerprint": self.data.fingerprint,

@@ -19,7 +19,7 @@ from recarc.geometry import Norm
 from recarc.models.store import save_ensemble
 from recarc.provenance import commit
 from recarc.training.batches import Augmentation, split
-from recarc.training.checkpoint import RunFolder, lanes_state, load_lanes, random_state, set_random_state
+from recarc.training.checkpoint import RunFolder, lanes_state, load_lane, random_state, set_random_state
 from recarc.training.distributed import check_batch, join, local_device
 from recarc.training.faults import TrainingError, disk_message
 from recarc.training.lane import Lane
@@ -112,7 +112,8 @@ class Run:
         self.kept = folder.open()
         self.data, self.validation = split(problem.data, problem.recipe.validation, problem.seed, machine.device)
         self.done: dict[int, dict[str, Tensor]] = {i: states(m) for i, m in enumerate(problem.given)}
-        self.curve: dict[str, Any] = {}
+        self.curve: dict[str, Any] = {}  # by the name of a finished stage
+        self.begun: dict[str, dict[str, Any]] = {}  # by the name of a stage that is to go on: its lane's state
         self.seconds, self.began = 0.0, time.monotonic()
 
     def _groups(self) -> list[list[Stage]]:
@@ -144,26 +145,42 @@ class Run:
 
     def train(self) -> list[nn.Module]:
         torch.manual_seed(self.problem.seed)
-        first, step = 0, 0
         if self.kept is not None:
-            first, step = self.kept["group"], self.kept["step"]
             self.done, self.curve, self.seconds = self.kept["done"], self.kept["curve"], self.kept["seconds"]
-        self._announce(first, step)
-        for number in range(first, len(self.groups)):
-            lanes = [self.lane(stage) for stage in self.groups[number]]
+            self.begun = self.kept["lanes"]
+        left = self._left()
+        self._announce(left[0])
+        for number, group in enumerate(left, 1):
+            step = self._step(group[0])
+            lanes = [self.lane(stage) for stage in group]
+            for lane in lanes:
+                if lane.stage.name in self.begun:
+                    load_lane(lane, self.begun.pop(lane.stage.name))
             if self.kept is not None:
-                if self.kept["lanes"]:
-                    load_lanes(lanes, self.kept["lanes"])
                 set_random_state(self.kept["random"])
             self.kept = None
-            self._loop(lanes, number).run(step)
-            step = 0
+            self._loop(lanes, left[number:]).run(step)
             self._collect(lanes)
-            if number + 1 < len(self.groups):
-                self.folder.save(self._snapshot([], number + 1, 0), 0)
+            if number < len(left):
+                self.folder.save(self._snapshot([], 0), 0)
         return [self._finished(i) for i in range(self.problem.members)]
 
-    def _announce(self, first: int, step: int) -> None:
+    def _left(self) -> list[list[Stage]]:
+        """The groups that are to be trained yet; stages that have come to different steps go one after the other."""
+        left = []
+        for group in self.groups:
+            at: dict[int, list[Stage]] = {}
+            for stage in group:
+                if stage.name not in self.curve:
+                    at.setdefault(self._step(stage), []).append(stage)
+            left += [at[step] for step in sorted(at, reverse=True)]
+        return left
+
+    def _step(self, stage: Stage) -> int:
+        """Where a stage begins or goes on."""
+        return int(self.begun[stage.name]["step"]) if stage.name in self.begun else 0
+
+    def _announce(self, first: list[Stage]) -> None:
         problem, total = self.problem, sum(self._steps(group) for group in self.groups)
         ball = f", {problem.ball.norm} eps {problem.ball.eps:.4g}" if problem.ball else ""
         self.progress.say(
@@ -173,14 +190,18 @@ class Run:
             f"{', '.join(map(str, self.machine.state()['on'])) or 'nothing special'}"  # type: ignore[call-overload]
         )
         self.progress.notes(self.machine.notes)
-        if first or step:
-            self.progress.say(f"going on from stage {first + 1}, step {step}")
+        if self.kept is not None:
+            number = next(i for i, group in enumerate(self.groups, 1) if first[0] in group)
+            self.progress.say(f"going on from stage {number}, step {self._step(first[0])}")
+        others = {state["device"] for state in self.begun.values()} - {self.machine.device.type}
+        if others:
+            self.progress.say(f"begun on {', '.join(others)}: other random numbers from here on than there")
 
-    def _loop(self, lanes: list[Lane], number: int) -> Loop:
-        ahead = sum(self._steps(group) for group in self.groups[number + 1 :])
+    def _loop(self, lanes: list[Lane], later: list[list[Stage]]) -> Loop:
+        ahead = sum(self._steps(group) for group in later)
 
         def snapshot(step: int) -> dict[str, Any]:
-            return self._snapshot(lanes, number, step)
+            return self._snapshot(lanes, step)
 
         return Loop(lanes, self.validation, self.machine, self.folder, self.progress, self.board, snapshot, ahead=ahead)
 
@@ -218,15 +239,13 @@ class Run:
         for lane in lanes:
             for index, state in zip(lane.stage.members, lane.result()):
                 self.done[index] = state
-            label = lane.stage.label if not lane.stage.phase else f"{lane.stage.label}, phase {lane.stage.phase + 1}"
             chosen = {k: lane.best[k] for k in ("epoch", "score") if k in lane.best}
-            self.curve[label] = {"epochs": lane.history, "chosen": chosen, "alpha": lane.team.alpha.tolist()}
+            self.curve[lane.stage.name] = {"epochs": lane.history, "chosen": chosen, "alpha": lane.team.alpha.tolist()}
 
-    def _snapshot(self, lanes: list[Lane], group: int, step: int) -> dict[str, Any]:
+    def _snapshot(self, lanes: list[Lane], step: int) -> dict[str, Any]:
         return {
-            "group": group,
             "step": step,
-            "lanes": lanes_state(lanes) if lanes else [],
+            "lanes": self.begun | lanes_state(lanes, step),
             "done": self.done,
             "curve": self.curve,
             "random": random_state(),
