@@ -15,7 +15,7 @@ from torch.nn.utils import parameters_to_vector
 from recarc import InputError
 from recarc.models.store import load_ensemble
 from recarc.training import Switches
-from recarc.training.distributed import Group, check_batch
+from recarc.training.distributed import Group, check_batch, joined
 
 HERE = Path(__file__).parent
 CODE = """
@@ -25,7 +25,8 @@ torch.set_num_threads(1)
 from small_training import small
 from recarc.training import Switches
 small("at", epochs=0.5, arch_options={options!r}, out={out!r}, switches=Switches(fold={fold}))
-torch.distributed.destroy_process_group()
+assert not torch.distributed.is_initialized()
+small("natural", epochs=0.05)  # a second time in the same process
 """
 
 
@@ -46,6 +47,24 @@ def test_two_processes_match_one(tmp_path: Path, fold: bool) -> None:
     for name, value in one.members[0].state_dict().items():  # type: ignore[union-attr]
         other = two.members[0].state_dict()[name]  # type: ignore[union-attr]
         assert torch.allclose(value.double(), other.double(), atol=2e-3), name  # running statistics too
+
+
+def test_a_group_that_was_there_before_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    try:
+        with joined(torch.device("cpu")) as group:
+            assert group.rank == 0
+        assert torch.distributed.is_initialized()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_current_gpu_is_the_users_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    small("natural", epochs=0.05, device="cuda")
+    assert torch.cuda.current_device() == 0
 
 
 def test_shares_cover_the_batch() -> None:

@@ -104,8 +104,6 @@ def train(
     except TrainingError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(3 if isinstance(error, Interrupted) else 1) from None
-    finally:
-        _leave_group()
     if json_ and _first_process():
         alpha_found = [round(a, 12) for a in ensemble.alpha.tolist()]
         print_json({"out": str(out), "method": method, "members": len(ensemble), "alpha": alpha_found})
@@ -115,10 +113,3 @@ def _first_process() -> bool:
     import os
 
     return os.environ.get("RANK", "0") == "0"
-
-
-def _leave_group() -> None:
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()

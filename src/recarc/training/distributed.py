@@ -7,8 +7,10 @@ images within a process's share instead of the whole batch.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,21 +59,42 @@ class Group:
             dist.barrier()
 
 
-def join(device: torch.device) -> Group:
-    """The group that torchrun started this process in; a group of one outside torchrun."""
+_meetings = itertools.count()
+
+
+def _meet(backend: str) -> None:
+    """A process group of all that torchrun started, at a place of its own: torch's place still has the old addresses
+    when processes meet a second time."""
+    store, rank, world = next(iter(dist.rendezvous("env://")))
+    place = dist.PrefixStore(f"recarc training {next(_meetings)}", store)
+    dist.init_process_group(backend, store=place, rank=rank, world_size=world)
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[Group]:
+    """The group that torchrun started this process in; a group of one outside torchrun.
+
+    While it lasts the device is the current one. Whatever was made or set here is undone at the end.
+    """
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world == 1:
-        return Group()
-    if not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return Group(dist.get_rank(), world)
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        if world == 1:
+            yield Group()
+            return
+        made_here = not dist.is_initialized()
+        if made_here:
+            _meet("nccl" if device.type == "cuda" else "gloo")
+        try:
+            yield Group(dist.get_rank(), world)
+        finally:
+            if made_here:
+                dist.destroy_process_group()
 
 
 def local_device(device: torch.device) -> torch.device:
     """Under torchrun every process takes its own GPU."""
     if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % max(torch.cuda.device_count(), 1))
-        torch.cuda.set_device(device)
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % max(torch.cuda.device_count(), 1))
     return device
 
 

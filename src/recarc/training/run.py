@@ -20,7 +20,7 @@ from recarc.models.store import save_ensemble
 from recarc.provenance import commit
 from recarc.training.batches import Augmentation, split
 from recarc.training.checkpoint import RunFolder, lanes_state, load_lane, random_state, set_random_state
-from recarc.training.distributed import check_batch, join, local_device
+from recarc.training.distributed import check_batch, joined, local_device
 from recarc.training.faults import TrainingError, disk_message
 from recarc.training.lane import Lane
 from recarc.training.loop import Loop, steps_of
@@ -62,7 +62,6 @@ def train(
     """
     wishes = switches or Switches()
     where = local_device(the_device(device))
-    group = join(where)
     problem = pose(
         method,
         data,
@@ -80,17 +79,18 @@ def train(
         saved=out is not None,
         data_dir=data_dir,
     )
-    check_batch(problem.recipe.batch, group)
     target = None if out is None else Path(out)
-    folder = RunFolder(target, problem.config(), checkpoint_minutes, writer=group.main)
-    progress = Progress(say if group.main else None, sys.stderr)
-    before = random_state()
-    try:
-        run = Run(problem, machine_for(where, group, wishes), wishes, folder, progress, Board(tensorboard))
-        return run.finish(run.train())
-    finally:
-        folder.release()
-        set_random_state(before)
+    with joined(where) as group:
+        check_batch(problem.recipe.batch, group)
+        folder = RunFolder(target, problem.config(), checkpoint_minutes, writer=group.main)
+        progress = Progress(say if group.main else None, sys.stderr)
+        before = random_state()
+        try:
+            run = Run(problem, machine_for(where, group, wishes), wishes, folder, progress, Board(tensorboard))
+            return run.finish(run.train())
+        finally:
+            folder.release()
+            set_random_state(before)
 
 
 class Run:
