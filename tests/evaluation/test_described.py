@@ -169,6 +169,10 @@ def constant(value: float) -> nn.Module:
         lambda v: [torch.tensor(v)],
         lambda v: (constant(v),),
         lambda v: [closed_over(v)],
+        lambda v: {"mean": v},
+        lambda v: {v},
+        closed_over,
+        lambda v: partial(shifted, by=v),
     ],
 )
 def test_members_are_told_apart_by_what_is_not_registered(make: Callable[[float], Any]) -> None:
@@ -180,6 +184,22 @@ def test_attributes_of_torchs_own_layers_count_too() -> None:
     one, other = nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU())
     one.mean, other.mean = [0.5], [0.25]  # type: ignore[assignment]
     assert module_hash(one) != module_hash(other)
+
+
+def hooked(value: float, times: int = 1) -> nn.Module:
+    net = Normalised(0.5)
+    for _ in range(times):
+        net.net.register_forward_pre_hook(lambda module, inputs: (inputs[0] * value,))
+    return net
+
+
+def test_hooks_are_part_of_a_member() -> None:
+    assert module_hash(hooked(0.5)) == module_hash(hooked(0.5))
+    assert len({module_hash(net) for net in (hooked(0.5), hooked(0.25), hooked(0.5, times=2), Normalised(0.5))}) == 4
+
+
+def test_which_of_several_gpus_makes_no_difference() -> None:
+    assert described(torch.device("cuda", 0)) == described(torch.device("cuda", 3)) != described(torch.device("cpu"))
 
 
 def test_a_module_that_holds_itself_has_a_hash() -> None:

@@ -25,7 +25,10 @@ from recarc.provenance import commit
 Json = dict[str, Any]
 Known = Mapping[int, str]  # by identity: what is being described already, and its name
 Describe = Callable[[Any], Any]
+REGISTRIES = frozenset(vars(nn.Module()))  # of torch's own: parameters, buffers, modules, hooks
+WRAPPERS = ("torch._", "torch.fx.", "torch.jit.")  # what these hold besides the model is theirs
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 DERIVED = (  # of torch's layers, from their other attributes
     "_reversed_padding_repeated_twice",
     *("_flat_weights", "_flat_weight_refs", "_flat_weights_names", "_all_weights"),
@@ -65,6 +68,8 @@ def described(value: Any, known: Known | None = None) -> Any:
         return {"class": type(value).__name__, **parts}
     if isinstance(value, ModuleType):
         return value.__name__
+    if isinstance(value, torch.device) and value.index:
+        value = torch.device(value.type, 0)  # which of several GPUs makes no difference
     if callable(value) and hasattr(value, "__qualname__"):
         return _function(value, inner)
     return _object(value, inner)
@@ -111,7 +116,10 @@ def _object(value: Any, inner: Describe) -> Json:
 
 
 def module_hash(module: nn.Module, known: Known | None = None) -> str:
-    """Architecture (as printed, and the plain attributes of its parts), parameters and every buffer."""
+    """Architecture (as printed, the attributes and hooks of its parts), parameters and every buffer.
+
+    Not the code of its methods: see `recarc.evaluation.answers`.
+    """
     digest = hashlib.sha256(ADDRESS.sub("", repr(module)).encode())
     parts = dict(module.named_modules())
     known = {**(known or {}), **{id(part): f"part {name}" for name, part in parts.items()}}
@@ -119,6 +127,7 @@ def module_hash(module: nn.Module, known: Known | None = None) -> str:
         plain = {k: v for k, v in vars(part).items() if isinstance(v, (bool, int, float, str)) and k != "training"}
         digest.update(f"{name} {sorted(plain.items())}".encode())
         held = {k: described(v, known) for k, v in vars(part).items() if _matters(part, k, v)}
+        held |= {k: [described(hook, known) for hook in hooks.values()] for k in HOOKS if (hooks := vars(part).get(k))}
         digest.update(canonical(held).encode() if held else b"")
     for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()], key=lambda pair: pair[0]):
         digest.update(f"{name} {tensor_hash(tensor)}".encode())
@@ -126,10 +135,15 @@ def module_hash(module: nn.Module, known: Known | None = None) -> str:
 
 
 def _matters(part: nn.Module, name: str, value: Any) -> bool:
-    """Tensors and sequences of a part that are not registered; not those that follow from what is printed of it."""
+    """Tensors, collections and functions of a part that are not registered, nor follow from what is printed of it."""
     if isinstance(value, (Tensor, np.ndarray)):
         return True
-    if not isinstance(value, (list, tuple)) or not value or type(part).__module__.startswith("recarc.models."):
+    home = type(part).__module__
+    if name in REGISTRIES or home.startswith("recarc.models."):
+        return False
+    if isinstance(value, (FunctionType, MethodType, partial, set, frozenset, Mapping)):
+        return bool(value) and not home.startswith(WRAPPERS)
+    if not isinstance(value, (list, tuple)) or not value:
         return False
     layers = (base for base in type(part).__mro__ if base.__module__.startswith("torch.nn."))
     return name not in DERIVED and not any(name in getattr(base, "__constants__", ()) for base in layers)

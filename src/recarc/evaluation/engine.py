@@ -18,6 +18,7 @@ from torch import Tensor
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble, frozen
 from recarc.errors import InputError
 from recarc.evaluation import checks
+from recarc.evaluation.answers import Answers, answers_of, changed_answers
 from recarc.evaluation.callbacks import Shard, tell
 from recarc.evaluation.configuration import Json, configuration, environment
 from recarc.evaluation.faults import RunError
@@ -91,6 +92,7 @@ class _Engine:
     classes: int
     settings: Json
     first_logits: Tensor
+    answers: Answers
 
     @classmethod
     def prepared(
@@ -114,7 +116,9 @@ class _Engine:
         check_ball(ball, len(samples))
         passes = Passes()
         members = tiled(ensemble, tile, Passes())
-        logits = first_logits(ensemble, members, x.to(device).float(), samples)
+        with reproducible(device), torch.no_grad():
+            logits = first_logits(ensemble, members, x.to(device).float(), samples)
+            again = members.logits(x.to(device).float())
         if isinstance(samples, TensorSamples):
             samples.check(ball)
         if hasattr(attack, "check_fit"):
@@ -140,6 +144,7 @@ class _Engine:
             classes=logits.shape[-1],
             settings=settings,
             first_logits=logits,
+            answers=answers_of(ensemble, logits, again),
         )
 
     def run(
@@ -156,7 +161,9 @@ class _Engine:
         )
 
         def begin() -> RunFolder:
-            return RunFolder.create_or_join(self.path, told, environment(self.device), resume)
+            folder = RunFolder.create_or_join(self.path, told, environment(self.device), resume, self.answers)
+            self._check_answers(folder)
+            return folder
 
         folder = ranks.agree(begin)
         with folder.locked() if ranks.first else nullcontext():
@@ -173,6 +180,14 @@ class _Engine:
                 write_all({self.path / SUMMARY: json.dumps(result.to_json(), indent=2).encode()})
                 checks.check_result(result, self.classes)
         return result
+
+    def _check_answers(self, folder: RunFolder) -> None:
+        changed = changed_answers(self.ensemble, folder.first_logits, self.answers)
+        if changed:
+            raise InputError(
+                f"the members of {folder.path} answered the first samples differently ({'; '.join(changed)}): their "
+                "code changed, or something they compute with; choose another folder"
+            )
 
     def _todo(self, folder: RunFolder) -> list[int]:
         folder.sweep()

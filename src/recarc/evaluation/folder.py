@@ -14,6 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from recarc.errors import InputError
+from recarc.evaluation.answers import Answers
 from recarc.evaluation.configuration import Json, differences, fingerprint
 from recarc.evaluation.faults import RunError
 from recarc.evaluation.records import Records, from_parquet, to_parquet
@@ -32,6 +33,7 @@ class RunFolder:
         self.configuration: Json = run["configuration"]
         self.shard_size = int(self.configuration["shard_size"])
         self.samples = int(self.configuration["data"]["samples"])
+        self.first_logits: Answers = run.get("first_logits", [])  # older runs have none
 
     @property
     def shards(self) -> int:
@@ -55,7 +57,9 @@ class RunFolder:
         return cls(path, run)
 
     @classmethod
-    def create_or_join(cls, path: str | Path, configuration: Json, environment: Json, resume: bool) -> RunFolder:
+    def create_or_join(
+        cls, path: str | Path, configuration: Json, environment: Json, resume: bool, first_logits: Answers
+    ) -> RunFolder:
         """The run of this configuration: a new one, or the one that is there and goes on."""
         folder = Path(path)
         if (folder / RUN).exists():
@@ -74,7 +78,7 @@ class RunFolder:
         if others:
             raise InputError(f"{path} holds other files ({others[0]}) and no {RUN}; choose another folder")
         told = {"format": FORMAT, "configuration": configuration, "environment": environment}
-        told["fingerprint"] = fingerprint(configuration)
+        told |= {"first_logits": first_logits, "fingerprint": fingerprint(configuration)}
         told["checksum"] = _checksum(told)
         write_all({folder / RUN: json.dumps(told, indent=2).encode()})
         return cls(path, told)
