@@ -171,7 +171,7 @@ def lanes_state(lanes: Sequence[Lane], step: int) -> dict[str, dict[str, Any]]:
     return {
         lane.stage.name: {
             "step": step,
-            "tensors": {k: t.detach().cpu().clone() for k, t in lane.tensors().items()},
+            "tensors": lane.whole_tensors(),
             "device": lane.generator.device.type,
             "generator": lane.generator.get_state(),
             "host": lane.host.get_state(),
@@ -183,10 +183,8 @@ def lanes_state(lanes: Sequence[Lane], step: int) -> dict[str, dict[str, Any]]:
     }
 
 
-@torch.no_grad()
 def load_lane(lane: Lane, state: dict[str, Any]) -> None:
-    for name, tensor in lane.tensors().items():
-        tensor.copy_(state["tensors"][name])
+    lane.load_tensors(state["tensors"])
     if state["device"] == lane.generator.device.type:
         lane.generator.set_state(state["generator"])
     else:  # generators of a CPU and a GPU know nothing of each other: new numbers that depend on the step alone

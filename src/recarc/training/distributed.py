@@ -27,6 +27,7 @@ class Group:
 
     rank: int = 0
     world: int = 1
+    host: Any = None  # a process group for control messages and tensors on the CPU
 
     @property
     def main(self) -> bool:
@@ -53,6 +54,23 @@ class Group:
         if self.world > 1:
             dist.all_reduce(value)
         return value
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Each flag: whether some process raised it. All processes ask at the same time."""
+        if self.world == 1:
+            return list(flags)
+        raised = torch.tensor(flags, dtype=torch.int64)
+        dist.all_reduce(raised, dist.ReduceOp.MAX, group=self.host)
+        return [bool(flag) for flag in raised.tolist()]
+
+    def gather(self, value: Tensor) -> Tensor:
+        """The values (n, ...) of all processes, (world * n, ...) in the order of ranks, on the CPU."""
+        value = value.detach().cpu().contiguous()
+        if self.world == 1:
+            return value.clone()
+        found = [torch.empty_like(value) for _ in range(self.world)]
+        dist.all_gather(found, value, group=self.host)
+        return torch.cat(found)
 
     def wait(self) -> None:
         if self.world > 1:
@@ -84,11 +102,11 @@ def joined(device: torch.device) -> Iterator[Group]:
         made_here = not dist.is_initialized()
         if made_here:
             _meet("nccl" if device.type == "cuda" else "gloo")
+        host = dist.new_group(backend="gloo")
         try:
-            yield Group(dist.get_rank(), world)
+            yield Group(dist.get_rank(), world, host)
         finally:
-            if made_here:
-                dist.destroy_process_group()
+            dist.destroy_process_group(None if made_here else host)
 
 
 def local_device(device: torch.device) -> torch.device:

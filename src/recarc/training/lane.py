@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -184,6 +185,20 @@ class Lane:
             named |= {f"average {i}": t for i, t in enumerate(self.average.tensors())}
         named |= {f"memory {k}": t for k, t in self.team.memory.items()}
         return named | {"alpha": self.team.alpha, "sums": self.sums, "ticks": self.ticks, "bad": self.bad}
+
+    def whole_tensors(self) -> dict[str, Tensor]:
+        """`tensors` on the CPU as one process would have them, whose share is the batch; all processes take part."""
+        group = self.machine.group
+        named = {k: t.detach().cpu().clone() for k, t in self.tensors().items()}
+        named |= {f"memory {k}": group.gather(t) for k, t in self.team.memory.items()}
+        return named | {"sums": group.gather(self.sums[None]).mean(0)}
+
+    @torch.no_grad()
+    def load_tensors(self, whole: Mapping[str, Tensor]) -> None:
+        """Puts back what `whole_tensors` gave, with any number of processes."""
+        shared = {f"memory {k}" for k in self.team.memory}
+        for name, tensor in self.tensors().items():
+            tensor.copy_(whole[name][self.share] if name in shared else whole[name])
 
     def result(self) -> list[dict[str, Tensor]]:
         """State dicts of the members: those of the best validation, else the last."""

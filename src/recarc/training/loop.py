@@ -81,7 +81,8 @@ class Loop:
             self.progress.live(f"{self.label}: step {step}/{self.steps}, {left:.0f} s left")
         if epoch_done:
             self._epoch_end(step)
-        if self.folder.due() or stopped:
+        due, stopped = self.machine.group.any(self.folder.due(), stopped)  # a snapshot needs all processes
+        if due or stopped:
             self.check_finite(step)
             self.folder.save(self.snapshot(step), step)
         if stopped:

@@ -79,7 +79,10 @@ class Method:
         return [1 / (fixed + trained)] * (fixed + trained)
 
     def setup(self, team: Team, x: Tensor) -> None:
-        """Called once before the first step with a batch of the right shape: a place for persistent tensors."""
+        """Called once before the first step with a batch of the right shape: a place for persistent tensors.
+
+        Those in `team.memory` have one row an image of the batch; of several processes each has its share of them.
+        """
 
     def attacked(self, team: Team, x: Tensor, y: Tensor) -> Tensor:
         """The batch to train on, (B, ...) or (k, B, ...); called without gradients."""
