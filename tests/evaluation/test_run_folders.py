@@ -16,6 +16,7 @@ from runs import BALL, QUICK, problem, records_of
 
 from recarc import ARC, AdaptivePGD, Ball, Evaluation, InputError, evaluate
 from recarc.evaluation import RecarcWarning, RunError
+from recarc.evaluation import folder as folders
 from recarc.evaluation.folder import RunFolder
 from tiny import mlp_ensemble
 
@@ -186,11 +187,27 @@ def test_a_full_disk_leaves_nothing_half_written(fails_at: int, tmp_path: Path, 
     assert result.complete and len(records_of(run)) == 5
 
 
+def test_two_runs_that_begin_at_once_do_not_share_a_folder(tmp_path: Path, monkeypatch: Any) -> None:
+    """The second one comes while the first has looked for run.json and not yet written it."""
+    real, refused = folders.write_all, []
+
+    def slow(files: dict[Path, bytes]) -> None:
+        if tmp_path / "run.json" in files and not refused:
+            refused.append("")
+            with pytest.raises(InputError, match="another process"):
+                again(tmp_path, attack=AdaptivePGD(steps=9))
+        real(files)
+
+    monkeypatch.setattr(folders, "write_all", slow)
+    assert again(tmp_path).configuration["attack"]["steps"] == 3
+    assert refused and json.loads((tmp_path / "run.json").read_text())["configuration"]["attack"]["steps"] == 3
+
+
 def test_two_writers_do_not_share_a_folder(run: Path) -> None:
     script = (
         "import sys, time\n"
-        "from recarc.evaluation.folder import RunFolder\n"
-        "with RunFolder.open(sys.argv[1]).locked():\n"
+        "from recarc.evaluation.folder import locked\n"
+        "with locked(sys.argv[1]):\n"
         "    print('locked', flush=True); time.sleep(60)\n"
     )
     holder = subprocess.Popen([sys.executable, "-c", script, str(run)], stdout=subprocess.PIPE, text=True)

@@ -6,7 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from recarc.evaluation.callbacks import Shard, tell
 from recarc.evaluation.configuration import Json, configuration, environment
 from recarc.evaluation.faults import RunError
 from recarc.evaluation.fitting import check_ball, default_shard, default_tile, first_logits, search_tile, size
-from recarc.evaluation.folder import RUN, SUMMARY, RunFolder, write_all
+from recarc.evaluation.folder import RUN, SUMMARY, RunFolder, locked, write_all
 from recarc.evaluation.judge import Judge
 from recarc.evaluation.members import ACCELERATED, Passes, input_dtype, reproducible, tiled
 from recarc.evaluation.progress import Progress, bar
@@ -160,13 +160,15 @@ class _Engine:
             save_inputs=save_inputs,
         )
 
-        def begin() -> RunFolder:
-            folder = RunFolder.create_or_join(self.path, told, environment(self.device), resume, self.answers)
-            self._check_answers(folder)
-            return folder
+        with ExitStack() as stack:
 
-        folder = ranks.agree(begin)
-        with folder.locked() if ranks.first else nullcontext():
+            def begin() -> RunFolder:
+                stack.enter_context(locked(self.path))
+                folder = RunFolder.create_or_join(self.path, told, environment(self.device), resume, self.answers)
+                self._check_answers(folder)
+                return folder
+
+            folder = ranks.agree(begin)
             todo = ranks.agree(lambda: self._todo(folder))
             if todo and ranks.first:
                 self._check_members()

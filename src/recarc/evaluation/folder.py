@@ -60,7 +60,7 @@ class RunFolder:
     def create_or_join(
         cls, path: str | Path, configuration: Json, environment: Json, resume: bool, first_logits: Answers
     ) -> RunFolder:
-        """The run of this configuration: a new one, or the one that is there and goes on."""
+        """The run of this configuration: a new one, or the one that is there and goes on. Within `locked`."""
         folder = Path(path)
         if (folder / RUN).exists():
             if not resume:
@@ -70,13 +70,6 @@ class RunFolder:
             run = cls.open(path)
             run.check_same(configuration)
             return run
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            others = sorted(f.name for f in folder.iterdir() if f.name != LOCK and not f.name.endswith(".tmp"))
-        except OSError as error:
-            raise InputError(f"cannot make the run folder {path}: {error.strerror or error}") from None
-        if others:
-            raise InputError(f"{path} holds other files ({others[0]}) and no {RUN}; choose another folder")
         told = {"format": FORMAT, "configuration": configuration, "environment": environment}
         told |= {"first_logits": first_logits, "fingerprint": fingerprint(configuration)}
         told["checksum"] = _checksum(told)
@@ -146,11 +139,21 @@ class RunFolder:
         for leftover in self.path.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """One writer at a time; the system frees the lock of a killed process."""
-        with _lock(self.path / LOCK):
-            yield
+
+@contextlib.contextmanager
+def locked(path: str | Path) -> Iterator[None]:
+    """One writer at a time, from before there is a run; the system frees the lock of a killed process."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = {file.name for file in folder.iterdir()}
+    except OSError as error:
+        raise InputError(f"cannot make the run folder {path}: {error.strerror or error}") from None
+    others = sorted(name for name in names if name != LOCK and not name.endswith(".tmp"))
+    if others and not (folder / RUN).exists():
+        raise InputError(f"{path} holds other files ({others[0]}) and no {RUN}; choose another folder")
+    with _lock(folder / LOCK):
+        yield
 
 
 def write_all(files: Mapping[Path, bytes]) -> None:
