@@ -183,6 +183,17 @@ def test_stream_of_a_folder_and_its_broken_image(tmp_path: Path) -> None:
     assert not check(str(tmp_path)).ok
 
 
+def test_another_image_of_the_same_size_is_another_set(tmp_path: Path) -> None:
+    path = tmp_path / "cat/0.bmp"
+    path.parent.mkdir()
+    Image.fromarray(np.full((240, 240, 3), 60, np.uint8)).save(path)
+    before, size = load(tmp_path), path.stat().st_size
+    again = load(tmp_path)
+    Image.fromarray(np.full((240, 240, 3), 200, np.uint8)).save(path)
+    assert before.streamed and path.stat().st_size == size
+    assert before.fingerprint == again.fingerprint != load(tmp_path).fingerprint
+
+
 def test_imagenet_folder_needs_every_synset(tmp_path: Path) -> None:
     images, labels = large_images(2)
     files.write_folder(tmp_path / "val", images, labels, ["n01440764", "n01443537"], "JPEG")

@@ -18,7 +18,7 @@ class Reader(Protocol):
     """Random access to encoded images."""
 
     def identity(self) -> str:
-        """A hash of what the files hold, taken without reading all of it and without paths or times."""
+        """A hash of what the files hold, taken without reading all of it and without times or where they lie."""
 
     def read(self, rows: np.ndarray) -> list[tuple[bytes, str]]:
         """Encoded bytes and a name to put into an error, in the order of `rows`."""
