@@ -71,3 +71,23 @@ def test_bad_input_fails_on_every_rank_at_once(ensemble: Path, tmp_path: Path) -
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]  # torchrun ends the slower one
     assert 1 <= len(said) <= 2 and all("error:" in line and "thesis.tex" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "what, says", [("model", "members[0]"), ("data", "data.fingerprint"), ("shape", "cannot take inputs of shape")]
+)
+def test_ranks_that_were_given_different_things_all_stop(what: str, says: str, tmp_path: Path) -> None:
+    done = called(*RUN, str(HERE / "odd_rank.py"), what, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        said = (tmp_path / f"rank{rank}.txt").read_text()
+        assert says in said and "\n" not in said
+    assert not records_of(tmp_path / "0")
+
+
+def test_evaluations_in_a_group_leave_no_connections_open(tmp_path: Path) -> None:
+    done = called(*RUN, str(HERE / "odd_rank.py"), "nothing", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        counts = (tmp_path / f"files{rank}.txt").read_text().split()
+        assert counts[1] == counts[3]

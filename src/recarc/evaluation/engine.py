@@ -20,7 +20,7 @@ from recarc.errors import InputError
 from recarc.evaluation import checks
 from recarc.evaluation.answers import Answers, answers_of, changed_answers
 from recarc.evaluation.callbacks import Shard, tell
-from recarc.evaluation.configuration import Json, configuration, environment
+from recarc.evaluation.configuration import Json, configuration, differences, environment
 from recarc.evaluation.faults import RunError
 from recarc.evaluation.fitting import check_ball, default_shard, default_tile, first_logits, search_tile, size
 from recarc.evaluation.folder import RUN, SUMMARY, RunFolder, locked, write_all
@@ -68,7 +68,9 @@ def evaluate(
             raise InputError("several processes need a common run folder: pass out=...")
         path = Path(stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out)
         stack.enter_context(frozen(ensemble))
-        engine = _Engine.prepared(ensemble, attack, samples, ball, path, precision, shard_size, tile, batch_size)
+        engine = ranks.together(
+            lambda: _Engine.prepared(ensemble, attack, samples, ball, path, precision, shard_size, tile, batch_size)
+        )
         stack.enter_context(reproducible(engine.device))
         result = engine.run(ranks, resume, progress, save_inputs, callbacks)
     if out is None:
@@ -169,6 +171,7 @@ class _Engine:
                 return folder
 
             folder = ranks.agree(begin)
+            ranks.together(lambda: self._check_rank(folder, told))
             todo = ranks.agree(lambda: self._todo(folder))
             if todo and ranks.first:
                 self._check_members()
@@ -182,6 +185,18 @@ class _Engine:
                 write_all({self.path / SUMMARY: json.dumps(result.to_json(), indent=2).encode()})
                 checks.check_result(result, self.classes)
         return result
+
+    def _check_rank(self, folder: RunFolder, told: Json) -> None:
+        """What this rank was given against what rank 0 was: the records of all go into one run."""
+        found = differences(folder.configuration, told)
+        found += [
+            f"the answers of {phrase}" for phrase in changed_answers(self.ensemble, folder.first_logits, self.answers)
+        ]
+        if found:
+            raise InputError(
+                f"the ranks do not evaluate the same: {found[0]} (there: rank 0); "
+                "give every rank the same ensemble, attack, data and options"
+            )
 
     def _check_answers(self, folder: RunFolder) -> None:
         changed = changed_answers(self.ensemble, folder.first_logits, self.answers)

@@ -49,6 +49,25 @@ class Ranks:
             raise (InputError if message[0] == "InputError" else RunError)(message[1])
         return message[1]
 
+    def together(self, work: Callable[[], T]) -> T:
+        """What each rank gets for itself; where one fails on bad input or a run error, all of them do."""
+        if self.world == 1:
+            return work()
+        result: Any = None
+        failure: Exception | None = None
+        try:
+            result = work()
+        except (InputError, RunError) as error:
+            failure = error
+        told: list[Any] = [None] * self.world
+        dist.all_gather_object(told, failure and (type(failure).__name__, str(failure)), group=self.group)
+        if failure is not None:
+            raise failure
+        for rank, other in enumerate(told):
+            if other is not None:
+                raise (InputError if other[0] == "InputError" else RunError)(f"rank {rank}: {other[1]}")
+        return result
+
     def wait(self) -> None:
         """Until every rank is here."""
         if self.world > 1:
@@ -63,7 +82,10 @@ def joined_ranks() -> Iterator[Ranks]:
             yield Ranks()
             return
         group = dist.new_group(backend="gloo", timeout=PATIENCE)
-        yield Ranks(dist.get_rank(), dist.get_world_size(), group)
+        try:
+            yield Ranks(dist.get_rank(), dist.get_world_size(), group)
+        finally:
+            dist.destroy_process_group(group)
         return
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 or "RANK" not in os.environ:
