@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import data_files as files
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recarc.data import CATALOG, check, load
+from recarc.data import CATALOG, check, formats_parquet, load
 from recarc.data.decode import cropped
 from recarc.data.streaming import StreamedImages
 from recarc.errors import InputError
@@ -142,13 +144,46 @@ def test_imagenet_parquet_streams(tmp_path: Path) -> None:
     assert np.array_equal(x.numpy(), expected[order].astype(np.float32) / np.float32(255))
     assert y.tolist() == labels[order].tolist()
     assert np.array_equal(got.images[2], expected[2]) and np.array_equal(got.images[3:9], expected[3:9])
-    assert isinstance(got.images, StreamedImages) and len(got.images.reader._recent) <= 2  # type: ignore[attr-defined]
     part = got.subset([8, 2])
     assert np.array_equal(part.images[:], expected[[8, 2]]) and part.fingerprint != got.fingerprint
     assert part.fingerprint == got.subset([2, 8]).subset([1, 0]).fingerprint
     assert got.limit(3).fingerprint == load("imagenet", "val", data_dir=tmp_path, limit=3).fingerprint
     assert np.array_equal(pickle.loads(pickle.dumps(got)).images[4], expected[4])
     assert not list((tmp_path / "cache").rglob("*.bin"))
+
+
+def test_row_groups_are_kept_up_to_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.write_parquet(tmp_path / "validation.parquet", *large_images(12), "image", group=2)
+    reads: list[int] = []
+    group = formats_parquet._Table.group
+    monkeypatch.setattr(formats_parquet._Table, "group", lambda self, i: (reads.append(i), group(self, i))[1])
+    everything = np.arange(12)
+    for kept, expected in ((2**20, 6), (0, 18)):  # the second pass from memory, or from the file
+        reader = load("imagenet", data_dir=tmp_path).images.reader  # type: ignore[union-attr]
+        monkeypatch.setattr(formats_parquet, "KEPT", kept)
+        reads.clear()
+        for _ in range(3):
+            reader.read(everything)
+        assert len(reads) == expected
+
+
+def test_threads_share_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.write_parquet(tmp_path / "validation.parquet", *large_images(24), "image", group=2)
+    monkeypatch.setattr(formats_parquet, "KEPT", 0, raising=False)
+    reader = load("imagenet", data_dir=tmp_path).images.reader  # type: ignore[union-attr]
+    expected = reader.read(np.arange(24))
+
+    def right(seed: int) -> bool:
+        rows = [np.random.default_rng(seed + i).permutation(24)[:8] for i in range(20)]
+        return all(reader.read(part) == [expected[row] for row in part] for part in rows)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(right, range(0, 800, 100)))
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_fingerprint_of_a_stream_depends_on_contents_not_place(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from recarc.data.source import BLOCK, Block, Source
 from recarc.data.streaming import Reader
 from recarc.errors import InputError
 
+KEPT = 256 * 2**20  # bytes of encoded images that a reader holds on to
 SPLIT_WORD = re.compile(r"(?:^|[-_.])(train|test|validation|val|extra)(?=[-_.]|$)")
 IMAGE_COLUMNS = ("img", "image", "images")
 LABEL_COLUMNS = ("label", "labels", "fine_label")
@@ -74,7 +76,7 @@ class ParquetSource(Source):
 
 
 class ParquetReader:
-    """Random access by row group; the last two groups stay in memory, no more."""
+    """Random access by row group, from any thread; the last groups stay in memory, up to `KEPT` bytes of images."""
 
     def __init__(self, paths: Sequence[Path], spec: Spec | None) -> None:
         self.paths, self.spec = tuple(paths), spec
@@ -89,13 +91,10 @@ class ParquetReader:
         self._first_groups = {number: i - group for i, (number, group, _) in enumerate(groups)}
         self._starts = np.cumsum([0] + [rows for _, _, rows in groups])
         self._identity = digest.hexdigest()
-        self._recent: OrderedDict[int, list[tuple[bytes, str]]] = OrderedDict()
+        self._recent = _Recent()
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_recent": OrderedDict()}
 
     def identity(self) -> str:
         return self._identity
@@ -110,17 +109,47 @@ class ParquetReader:
         return out
 
     def _group(self, index: int) -> list[tuple[bytes, str]]:
-        if index not in self._recent:
-            number, group, _ = self._groups[index]
-            path = self.paths[number]
-            first = int(self._starts[index] - self._starts[self._first_groups[number]])
-            with _Table(path, self.spec) as table:
-                encoded = table.group(group)
-            self._recent[index] = [(data, _row_name(path, first + i, name)) for i, (data, name) in enumerate(encoded)]
-            while len(self._recent) > 2:
-                self._recent.popitem(last=False)
-        self._recent.move_to_end(index)
-        return self._recent[index]
+        found = self._recent.get(index)
+        if found is not None:
+            return found
+        number, group, _ = self._groups[index]
+        path = self.paths[number]
+        first = int(self._starts[index] - self._starts[self._first_groups[number]])
+        with _Table(path, self.spec) as table:
+            encoded = table.group(group)
+        found = [(data, _row_name(path, first + i, name)) for i, (data, name) in enumerate(encoded)]
+        self._recent.put(index, found)
+        return found
+
+
+class _Recent:
+    """The row groups used last, `KEPT` bytes of them or a single one; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._groups: OrderedDict[int, list[tuple[bytes, str]]] = OrderedDict()
+        self._bytes = 0
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[type[_Recent], tuple[()]]:
+        return _Recent, ()  # another process begins with none
+
+    def get(self, index: int) -> list[tuple[bytes, str]] | None:
+        with self._lock:
+            if index in self._groups:
+                self._groups.move_to_end(index)
+            return self._groups.get(index)
+
+    def put(self, index: int, group: list[tuple[bytes, str]]) -> None:
+        with self._lock:
+            if index not in self._groups:
+                self._bytes += _size(group)
+            self._groups[index] = group
+            while self._bytes > KEPT and len(self._groups) > 1:
+                self._bytes -= _size(self._groups.popitem(last=False)[1])
+
+
+def _size(group: list[tuple[bytes, str]]) -> int:
+    return sum(len(data) for data, _ in group)
 
 
 class _Table:
