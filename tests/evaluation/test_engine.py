@@ -248,3 +248,21 @@ def test_default_sizes_follow_the_device() -> None:
         64,
         256,
     ]
+
+
+class Boastful:
+    """Says of every member that nothing fooled it, whatever the inputs it returns do to it."""
+
+    def outcome(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Outcome:
+        return Outcome([(1.0, QUICK(ensemble, x, y, ball))], alone=torch.ones(len(ensemble), len(x), dtype=torch.bool))
+
+
+def test_a_member_that_a_judged_input_fools_did_not_withstand(tmp_path: Path) -> None:
+    ensemble, (x, y) = problem()
+    result = evaluate(ensemble, Boastful(), (x, y), Ball("linf", 0.3), out=tmp_path)
+    assert result.robust_accuracy < 0.9 and result.records.alone is not None and result.alone is not None
+    right = np.concatenate([result.clean_predictions[None], result.adversarial_predictions]) == result.labels
+    assert np.array_equal(result.records.alone, right.all(0)) and np.array_equal(result.alone, right.all(0))
+    assert result.floor_scores is not None and (result.floor_scores <= result.robust_scores).all()
+    result.records.alone[:] = True  # as an older version wrote it
+    assert np.array_equal(Evaluation(result.records, result.alpha).alone, right.all(0))

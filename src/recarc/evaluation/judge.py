@@ -119,7 +119,7 @@ class Judge:
             whole[..., healthy] = value.to(device=whole.device, dtype=whole.dtype)
             return whole.cpu().numpy()
 
-        undecided = torch.full_like(y, -1)
+        undecided, right = torch.full_like(y, -1), torch.stack([clean, *predictions]) == y
         decided, alone = outcome.decided_by, outcome.alone
         return Records(
             index=index,
@@ -129,7 +129,7 @@ class Judge:
             norms=torch.stack(norms).cpu().numpy().astype(np.float32),
             weights=np.array([p for p, _ in outcome.mixture], dtype=np.float64),
             stages={name: _int16(filled(clean, value)) for name, value in outcome.stages.items()},
-            alone=None if alone is None else filled(clean == y, alone).astype(bool),
+            alone=None if alone is None else filled(clean == y, alone).astype(bool) & right.all(0).cpu().numpy(),
             decided_by=None if decided is None else _int16(filled(undecided, decided)),
         )
 

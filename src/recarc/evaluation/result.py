@@ -120,10 +120,13 @@ class Evaluation:
         """(M, N) predictions at what each stage of a staged attack found on its own."""
         return self.records.stages
 
-    @property
+    @cached_property
     def alone(self) -> np.ndarray | None:
         """(M, N) whether a member withstood every attack on it alone; None where the attack does not tell."""
-        return self.records.alone
+        if self.records.alone is None:
+            return None
+        fooled = (self.adversarial_predictions != self.labels).any(0)  # older runs left this out
+        return self.records.alone & (self.clean_predictions == self.labels) & ~fooled
 
     @property
     def decided_by(self) -> np.ndarray | None:

@@ -41,7 +41,7 @@ class Verdict:
             robust=evaluation.robust,
             clean=evaluation.clean,
             floor=float(floors.mean()),
-            gap=max(0.0, evaluation.robust.value - float(floors.mean())),
+            gap=max(0.0, evaluation.robust.value - float(floors.mean())),  # below 0 by rounding only: see `alone`
             above_floor=int((evaluation.robust_scores > floors).sum()),
             stages=evaluation.stage_accuracies,
             decided_by={name: n for name, n in summary["decided_by"].items() if n},
