@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recarc.errors import InputError
@@ -28,6 +28,7 @@ class Verdict:
     decided_by: dict[str, int]
     best_member: float  # the most that a member attacked alone keeps; those of alpha 0 are not attacked
     certified_floor: float | None = None
+    preset: str = "standard"  # effort of the attack that made the floor
     sentence: str = field(default="", compare=False)
 
     @classmethod
@@ -47,13 +48,19 @@ class Verdict:
             decided_by={name: n for name, n in summary["decided_by"].items() if n},
             best_member=float(evaluation.alone[evaluation.alpha > 0].mean(1).max()),
             certified_floor=certified_floor,
+            preset=((evaluation.configuration.get("attack") or {}).get("preset")) or "standard",
         )
-        preset = ((evaluation.configuration.get("attack") or {}).get("preset")) or "standard"
-        return cls(**{**vars(found), "sentence": _sentence(found, preset)})
+        return replace(found, sentence=_sentence(found))
+
+    @property
+    def meets_floor(self) -> bool:
+        """Whether figure and floor are at most half a point apart."""
+        return self.gap <= CONCLUSIVE + 1e-12
 
     @property
     def conclusive(self) -> bool:
-        return self.gap <= CONCLUSIVE + 1e-12
+        """Whether they meet at a floor that can be relied on; that of `quick`, from one loss, `standard` may lower."""
+        return self.meets_floor and self.preset != "quick"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -63,6 +70,7 @@ class Verdict:
             "floor": self.floor,
             "gap": self.gap,
             "conclusive": self.conclusive,
+            "preset": self.preset,
             "samples_above_floor": self.above_floor,
             "stages": {name: e.value for name, e in self.stages.items()},
             "decided_by": self.decided_by,
@@ -76,7 +84,7 @@ def _points(fraction: float) -> str:
     return f"{100 * fraction:.2f}"
 
 
-def _sentence(found: Verdict, preset: str) -> str:
+def _sentence(found: Verdict) -> str:
     figure, floor = _points(found.robust.value), _points(found.floor)
     flattery = "".join(
         f" {title} alone would have said {_points(found.stages[name].value)} %."
@@ -88,7 +96,12 @@ def _sentence(found: Verdict, preset: str) -> str:
             f"Conclusive: the robust accuracy is {figure} %, and no attack can push it below the floor of {floor} %, "
             f"as long as the members themselves are as robust as the strongest attack on each found them.{flattery}"
         )
-    stronger = {"quick": "--preset standard", "standard": "--preset thorough"}.get(preset)
+    if found.meets_floor:
+        return (
+            f"Not conclusive: the robust accuracy is at most {figure} % and meets the floor of {floor} % as far as "
+            f"quick can tell, but quick attacks the members with one loss only; --preset standard decides.{flattery}"
+        )
+    stronger = {"quick": "--preset standard", "standard": "--preset thorough"}.get(found.preset)
     advice = f"try {stronger}" if stronger else "try more seeds, or read the figure as an upper bound"
     return (
         f"Not conclusive: the robust accuracy is at most {figure} %, but {found.above_floor} samples are above their "
