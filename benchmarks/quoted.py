@@ -28,6 +28,7 @@ def demo(args: argparse.Namespace) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             words = ["demo", "--seed", str(seed), "--quiet", "--json", "--out", folder]
             told = json.loads(subprocess.run([sys.executable, "-m", "recarc", *words], check=True, stdout=-1).stdout)
+        del told["page"]
         figures[f"seed {seed}"] = told
         print(f"seed {seed}: {told}", flush=True)
     return figures
@@ -38,7 +39,7 @@ def dverge(args: argparse.Namespace) -> dict[str, Any]:
     ensemble = load_ensemble(args.folder)
     x, y = load("cifar10", "test", limit=1000).tensors()
     with torch.no_grad():
-        clean = [100 * float((member(x).argmax(1) == y).double().mean()) for member in ensemble.members]
+        clean = [round(100 * float((member(x).argmax(1) == y).double().mean()), 2) for member in ensemble.members]
     result = evaluate(ensemble, AdaptivePGD(), load("cifar10", limit=200), Ball("linf", 8 / 255))
     return {"clean, 1000 images": clean, "AdaptivePGD, 200 images": str(result.robust)}
 

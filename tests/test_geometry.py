@@ -322,7 +322,6 @@ def test_empty_batch() -> None:
 @pytest.mark.parametrize(
     ("eps", "message"),
     [
-        (0, "eps is 0;"),
         (-0.1, "eps is -0.1;"),
         (math.nan, "eps is nan;"),
         (math.inf, "eps is inf;"),
@@ -381,3 +380,16 @@ def test_sums_of_samples_on_every_device(count: int) -> None:
     torch.testing.assert_close(total(claimed).as_subclass(torch.Tensor), v.sum(1))
     torch.testing.assert_close(running_total(claimed).as_subclass(torch.Tensor), v.cumsum(1))
     assert torch.equal(total(claimed[:2]), total(claimed)[:2])
+
+
+def test_long_rows_are_added_alike_in_any_batch_and_by_any_number_of_threads() -> None:
+    threads = torch.get_num_threads()
+    v = torch.rand(3, 150_528, generator=torch.Generator().manual_seed(0))
+    try:
+        torch.set_num_threads(2)
+        for norm in (Norm(1), Norm(2)):
+            assert torch.equal(norm.norm(v)[:1], norm.norm(v[:1]))
+        assert torch.equal(total(v)[1:2], total(v[1:2]))
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(total(v), v.double().sum(1).float())

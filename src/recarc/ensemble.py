@@ -27,6 +27,8 @@ class RandomizedEnsemble(nn.Module):
 
     def __init__(self, members: Sequence[Member], alpha: Sequence[float] | Tensor | None = None) -> None:
         super().__init__()
+        if isinstance(members, nn.Module) and not isinstance(members, nn.ModuleList):
+            raise InputError(f"members is one {type(members).__name__}; give a list of models: RandomizedEnsemble([f])")
         members = tuple(members)
         if not members:
             raise InputError("an ensemble needs at least one member")
@@ -35,6 +37,7 @@ class RandomizedEnsemble(nn.Module):
                 raise InputError(f"member {i} is a {type(member).__name__}, not a callable from inputs to logits")
         self.members = members
         self.modules_of_members = nn.ModuleList(m for m in members if isinstance(m, nn.Module))
+        self.training = any(getattr(m, "training", False) for m in self.modules_of_members)
         self.alpha = validated_alpha(alpha, len(members))
         self.device_of_members()
 
@@ -64,10 +67,11 @@ class RandomizedEnsemble(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(M, B, C) logits of every member."""
-        outputs = [member(x) for member in self.members]
-        for i, out in enumerate(outputs):
-            if out.dim() != 2 or len(out) != len(x):
-                raise InputError(f"member {i} maps {tuple(x.shape)} to {tuple(out.shape)}; expected (B, classes)")
+        outputs = []
+        for i, member in enumerate(self.members):
+            with untouched(x, i):
+                outputs.append(member(x))
+            check_logits(outputs[-1], x, i)
         counts = [out.shape[1] for out in outputs]
         if len(set(counts)) > 1:
             raise InputError(f"members disagree on the number of classes: {counts}")
@@ -125,7 +129,10 @@ def validated_alpha(alpha: Sequence[float] | Tensor | None, count: int) -> Tenso
     if alpha is None:
         return torch.full((count,), 1.0 / count, dtype=torch.float64)
     narrow = str(getattr(alpha, "dtype", "")).endswith(("float32", "float16"))
-    values = torch.as_tensor(alpha, dtype=torch.float64).detach().cpu().clone()
+    try:
+        values = torch.as_tensor(alpha, dtype=torch.float64).detach().cpu().clone()
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"alpha is {alpha!r}; expected one number a member, such as [0.9, 0.1]") from None
     if narrow:
         values = torch.round(values, decimals=6)  # 0.1 in float32 is meant as 0.1
     shown = [round(v, 6) for v in values.flatten().tolist()]
@@ -137,6 +144,26 @@ def validated_alpha(alpha: Sequence[float] | Tensor | None, count: int) -> Tenso
     if abs(total - 1) > 1e-5:
         raise InputError(f"alpha sums to {total:.6g}, not 1: {shown}; divide it by its sum")
     return values / total if total != 1 else values
+
+
+def check_logits(out: object, x: Tensor, i: int) -> None:
+    """Refuse what is not a (B, C) tensor, with the way to make it one."""
+    if not isinstance(out, Tensor):
+        key = {tuple: "[0]", list: "[0]", dict: '["logits"]'}.get(type(out), ".logits")
+        raise InputError(
+            f"member {i} returns a {type(out).__name__}, not logits; wrap it, such as lambda x: model(x){key}"
+        )
+    if out.dim() != 2 or len(out) != len(x):
+        raise InputError(f"member {i} maps {tuple(x.shape)} to {tuple(out.shape)}; expected (B, classes)")
+
+
+@contextmanager
+def untouched(x: Tensor, i: int) -> Iterator[None]:
+    """Refuse a member that writes into its input, which would attack and judge other images than were given."""
+    before = None if x.is_inference() else x._version
+    yield
+    if before is not None and x._version != before:
+        raise InputError(f"member {i} changes its input in place; let it work on a copy: x = x.clone()")
 
 
 def predictions_of(logits: Tensor) -> Tensor:
@@ -152,7 +179,7 @@ def as_ensemble(model: RandomizedEnsemble | Member) -> RandomizedEnsemble:
 @contextmanager
 def frozen(ensemble: RandomizedEnsemble) -> Iterator[None]:
     """Evaluation mode, no parameter gradients; every flag is put back at the end, also after an error."""
-    modules = [(m, m.training) for m in ensemble.modules()]
+    modules = [(m, m.training) for m in ensemble.modules() if hasattr(m, "training")]  # a frozen script has no modes
     parameters = [p for p in ensemble.parameters() if p.requires_grad]
     try:
         for module, _ in modules:

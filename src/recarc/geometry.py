@@ -17,6 +17,7 @@ from recarc.errors import InputError
 from recarc.randomness import sample_keys, uniform
 
 BOX_TOLERANCE = 1e-6  # float noise on the box is not an error
+LONG = 2**15  # values from which PyTorch shares the sum of a single row out to its threads
 
 
 def per_sample(value: Tensor, like: Tensor) -> Tensor:
@@ -27,10 +28,11 @@ def per_sample(value: Tensor, like: Tensor) -> Tensor:
 def total(v: Tensor) -> Tensor:
     """The sum of each sample, (B,), added in an order that does not depend on how many samples there are.
 
-    CUDA's own sums choose their order by the shape, which would let a sample's figures depend on its batch.
+    CUDA's own sums choose their order by the shape, and so do those of several CPU threads over long rows, which
+    would let a sample's figures depend on its batch.
     """
     v = v.flatten(1)
-    if not v.is_cuda:
+    if not (v.is_cuda or v.shape[1] >= LONG):
         return v.sum(1)
     while v.shape[1] > 1:
         half, odd = divmod(v.shape[1], 2)
@@ -139,7 +141,9 @@ def _vector_norm(v: Tensor, p: float) -> Tensor:
 
 
 def _plain_norm(flat: Tensor, p: float) -> Tensor:
-    return total(flat.abs().pow(p)).pow(1 / p) if flat.is_cuda else torch.linalg.vector_norm(flat, p, dim=1)
+    if flat.is_cuda or flat.shape[1] >= LONG:
+        return total(flat.abs().pow(p)).pow(1 / p)
+    return torch.linalg.vector_norm(flat, p, dim=1)
 
 
 @dataclass(frozen=True)
@@ -162,11 +166,11 @@ class Ball:
             eps = eps.detach()
             if eps.dim() != 1:
                 raise InputError(f"eps has shape {tuple(eps.shape)}; it must be one number, or one a sample, (B,)")
-            bad = eps[~(torch.isfinite(eps) & (eps > 0))]
+            bad = eps[~(torch.isfinite(eps) & (eps >= 0))]
             if len(bad):
-                raise InputError(f"eps holds {bad[0].item()!r}; every value must be finite and > 0, in the units of x")
-        elif not (isinstance(eps, Real) and math.isfinite(eps) and eps > 0):
-            raise InputError(f"eps is {eps!r}; it must be a finite number > 0 in the units of x, such as 8/255")
+                raise InputError(f"eps holds {bad[0].item()!r}; every value must be finite and >= 0, in the units of x")
+        elif not (isinstance(eps, Real) and math.isfinite(eps) and eps >= 0):
+            raise InputError(f"eps is {eps!r}; it must be a finite number >= 0 in the units of x, such as 8/255")
         if box is not None and not (len(box) == 2 and box[0] < box[1]):
             raise InputError(f"box is {box!r}; it must be (low, high) with low < high, or None for no box")
         object.__setattr__(self, "norm", Norm(norm))
@@ -278,9 +282,9 @@ def _uniform_in_unit_ball(keys: Tensor, dim: int, p: float) -> Tensor:
     With |g_i|^p ~ Gamma(1/p) and an independent e ~ Exp(1), g / (sum |g_i|^p + e)^(1/p) is uniform.
     """
     u = uniform(keys, dim, stream=0)
-    sign = torch.where(uniform(keys, dim, stream=1) < 0.5, -1.0, 1.0)
     if math.isinf(p):
         return 2 * u - 1
+    sign = torch.where(uniform(keys, dim, stream=1) < 0.5, -1.0, 1.0)
     power = _gamma_quantile(u, 1 / p)
     e = -uniform(keys, 1, stream=2).log()
     return sign * (power / (total(power)[:, None] + e)).pow(1 / p)

@@ -91,6 +91,16 @@ def test_per_sample_eps(attack: Attack) -> None:
 
 @every_norm
 @every_attack
+def test_a_radius_of_zero_leaves_the_sample_where_it_is(attack: Attack, p: float) -> None:
+    ensemble, x, y = problem()
+    assert torch.equal(attack(ensemble, x, y, Ball(p, 0)), x)
+    eps = torch.tensor([0.0, 3 * RADIUS[p]] * 6, dtype=torch.float64)
+    x_adv = attack(ensemble, x, y, Ball(p, eps))
+    assert torch.equal(x_adv[::2], x[::2]) and not torch.equal(x_adv[1::2], x[1::2])
+
+
+@every_norm
+@every_attack
 def test_at_or_below_clean_accuracy_in_the_mean(attack: Attack, p: float) -> None:
     ensemble, x, y = problem(60)
     ball = Ball(p, RADIUS[p])

@@ -53,7 +53,7 @@ def test_table_and_words(ensemble: Path, capsys: Any) -> None:
     "words,message",
     [
         (["--methods", "grid,newton"], "unknown method 'newton'"),
-        (["--eps", "0"], "eps is 0.0"),
+        (["--eps", "-1"], "eps is -1.0"),
         (["--points", "1"], "at least 2 points"),
     ],
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import Attack, check_count
+from recarc.attacks.base import Attack, check_count, differentiate
 from recarc.attacks.pgd import check_member, member_of
 from recarc.ensemble import RandomizedEnsemble, predictions_of
 from recarc.errors import InputError, unknown
@@ -138,10 +138,10 @@ class AutoPGD(Attack):
             aim = None if target is None else target[index]
             losses = [a * self._loss(f, y, aim) for a, f in zip(weights, logits, strict=True)]
             loss = torch.stack(losses).sum(0)
-            (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+            gradient = differentiate(loss.sum(), leaf)
         task.keep(index, point, self._accuracy(ensemble, [f.detach() for f in logits], y))
         gradient = gradient.to(working_dtype(point)).nan_to_num(nan=0.0)
-        return loss.detach().to(gradient.dtype), gradient
+        return loss.detach().to(gradient.dtype).masked_fill(loss.isnan(), -math.inf), gradient
 
     def _run(self, task: _Task, target: Tensor | None) -> None:
         """One AutoPGD run, towards `target` classes where given; samples at 0 are dropped."""

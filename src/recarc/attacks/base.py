@@ -79,7 +79,7 @@ def check_problem(
     ball.check(x)
     if not len(x):
         return y.long()
-    logits = ensemble.logits(x)
+    logits = _first_logits(ensemble, x)
     bad = logits.isnan().any(-1)
     if bool(bad.any()):
         member = int(bad.any(1).nonzero()[0])
@@ -90,6 +90,20 @@ def check_problem(
     if attack is not None:
         attack.check_fit(len(ensemble), classes, ball)
     return y.long()
+
+
+def _first_logits(ensemble: RandomizedEnsemble, x: Tensor) -> Tensor:
+    """(M, B, C); where they fail because x and weights are of different precision, that is said."""
+    try:
+        return ensemble.logits(x)
+    except RuntimeError as error:
+        kinds = {str(p.dtype).removeprefix("torch.") for p in ensemble.parameters() if p.is_floating_point()}
+        own = str(x.dtype).removeprefix("torch.")
+        if not kinds - {own}:
+            raise
+        raise InputError(
+            f"x is {own}, the members' weights are {' and '.join(sorted(kinds))}; make them one"
+        ) from error
 
 
 def check_at_least(name: str, value: float, low: float) -> None:
@@ -118,5 +132,20 @@ def input_gradient(objective: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Gradient of each sample's objective (B,) in x; NaN (saturated logits) becomes 0."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(objective(x).sum(), x)
+        gradient = differentiate(objective(x).sum(), x)
     return gradient.to(working_dtype(x)).nan_to_num(nan=0.0)
+
+
+def differentiate(value: Tensor, x: Tensor, again: bool = False) -> Tensor:
+    """The gradient of `value` in x; `again`: more gradients through the same graph are to follow."""
+    if not value.requires_grad:
+        raise InputError("a member has no gradient in its input, which these attacks need; look for a detach() in it")
+    try:
+        return torch.autograd.grad(value, x, retain_graph=again)[0]
+    except RuntimeError as error:
+        if "donated buffers" not in str(error):
+            raise
+        raise InputError(
+            "a compiled member can be differentiated only once; give it uncompiled (model._orig_mod), or set "
+            "torch._functorch.config.donated_buffer = False before it runs for the first time"
+        ) from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import Attack, check_at_least, check_count
+from recarc.attacks.base import Attack, check_at_least, check_count, differentiate
 from recarc.attacks.pgd import check_member, member_of
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
@@ -101,6 +101,6 @@ class CarliniWagner(Attack):
                 u = low + width * (torch.tanh(theta) + 1) / 2
                 h, raw = self.cost(ensemble, u.to(dtype), y)
                 objective = (u - x).square().flatten(1).sum(1) + c * h
-                (theta.grad,) = torch.autograd.grad(objective.sum(), theta)
+                theta.grad = differentiate(objective.sum(), theta)
             yield u.detach(), raw.detach()
             adam.step()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import Attack, check_count
+from recarc.attacks.base import Attack, check_count, differentiate
 from recarc.ensemble import RandomizedEnsemble, predictions_of
 from recarc.errors import InputError
 from recarc.geometry import Ball, per_sample, working_dtype
@@ -75,6 +75,7 @@ def chase(problem: Problem, found: Found, index: Tensor, target: Tensor, delta: 
     zeta_i their signed distance to the decision plane: in units of length, so that no member's logit scale dominates.
     Every point seen is offered to `found`. Returns who of the n reached the target, and where.
     """
+    target = target & (problem.ensemble.alpha.to(target.device) > 0)[:, None]  # the others are never asked
     reached = torch.zeros(len(index), dtype=torch.bool, device=index.device)
     where = delta.clone()
     left = torch.arange(len(index), device=index.device)
@@ -109,7 +110,7 @@ def _push(problem: Problem, u: Tensor, y: Tensor, ball: Ball, goal: Tensor, last
             if not leaf.requires_grad:
                 continue
             h = margin(logits, y)
-            (gradient,) = torch.autograd.grad(h.sum(), leaf)
+            gradient = differentiate(h.sum(), leaf)
         w = gradient.to(total.dtype).nan_to_num(nan=0.0)
         length = ball.norm.dual(w)
         zeta = ball.norm.distance(w, h.detach())
@@ -140,7 +141,8 @@ def climb(
             reached, where = chase(problem, found, index, (held | add)[:, index], start[index])
             hit = index[reached]
             delta[hit], held[:, hit] = where[reached], (held | add)[:, hit]
-            wanted = wanted.index_fill(0, hit, False)
+            moved = (delta != 0).flatten(1).any(1)  # where it did not, zero was the start already
+            wanted = wanted.index_fill(0, hit, False) & moved
         open_members &= ~add
 
 

@@ -49,7 +49,7 @@ class WorstOf(Attack):
 
 @dataclass(frozen=True)
 class Restarts(Attack):
-    """n runs of an attack with seeds seed, seed + 1, ...; per sample the worst is kept.
+    """n runs of an attack from other random points each; per sample the worst is kept.
 
     keep="accuracy" keeps the lowest expected accuracy. keep="loss" keeps the highest objective of the attack
     itself: the paper's "+RR", which can do worse than a single run.
@@ -76,7 +76,8 @@ class Restarts(Attack):
 
     def seeded(self) -> list[Attack]:
         attack: Any = self.attack
-        return [replace(attack, seed=attack.seed + r) for r in range(self.n)]
+        stride = getattr(attack, "orders", 1)  # the seeds that one run takes
+        return [replace(attack, seed=attack.seed + stride * r) for r in range(self.n)]
 
     def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         if self.keep == "accuracy":

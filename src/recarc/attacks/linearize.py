@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recarc.attacks.base import differentiate
 from recarc.ensemble import Member
 from recarc.geometry import Norm, per_sample, total, working_dtype
 
@@ -37,9 +38,7 @@ def nearest_plane(
         m = logits.detach().argmax(1) if label is None else label
         rivals = logits.detach().scatter(1, m[:, None], -math.inf).topk(planes or logits.shape[1] - 1, dim=1).indices
         h = logits.gather(1, m[:, None]) - logits.gather(1, rivals)
-        gradients = (
-            torch.autograd.grad(h[:, j].sum(), x, retain_graph=j + 1 < h.shape[1])[0] for j in range(h.shape[1])
-        )
+        gradients = (differentiate(h[:, j].sum(), x, again=j + 1 < h.shape[1]) for j in range(h.shape[1]))
         w_best = torch.zeros_like(x, dtype=working_dtype(x), requires_grad=False)
         zeta_best = torch.full((len(x),), math.inf, dtype=w_best.dtype, device=x.device)
         nearest = zeta_best.clone()
