@@ -149,7 +149,8 @@ def validated_alpha(alpha: Sequence[float] | Tensor | None, count: int) -> Tenso
 def check_logits(out: object, x: Tensor, i: int) -> None:
     """Refuse what is not a (B, C) tensor, with the way to make it one."""
     if not isinstance(out, Tensor):
-        key = {tuple: "[0]", list: "[0]", dict: '["logits"]'}.get(type(out), ".logits")
+        ways: dict[type, str] = {tuple: "[0]", list: "[0]", dict: '["logits"]'}
+        key = ways.get(type(out), ".logits")
         raise InputError(
             f"member {i} returns a {type(out).__name__}, not logits; wrap it, such as lambda x: model(x){key}"
         )
