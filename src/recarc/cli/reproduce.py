@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -179,20 +181,16 @@ def _train(item: Any, workshop: Any, rows: list[Any]) -> None:
             workshop.ensemble(row.made)
 
 
-class _training_errors:
-    """What training has to say in one line, with its own exit code; leaves the process group it joined."""
+@contextmanager
+def _training_errors() -> Iterator[None]:
+    """What training has to say in one line, with its own exit code."""
+    from recarc.training import Interrupted, TrainingError
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        from recarc.cli.train import _leave_group
-        from recarc.training import Interrupted, TrainingError
-
-        _leave_group()
-        if isinstance(error, TrainingError):
-            print(f"error: {error}", file=sys.stderr)
-            raise typer.Exit(3 if isinstance(error, Interrupted) else 1) from None
+    try:
+        yield
+    except TrainingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(3 if isinstance(error, Interrupted) else 1) from None
 
 
 def _given(text: str) -> tuple[str, str]:
