@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from small_runs import SCRIPT, make_runs
 
 from recarc import InputError
+from recarc.attacks import (
+    ARC,
+    PGD,
+    AdaptivePGD,
+    Attack,
+    AutoPGD,
+    CarliniWagner,
+    Climb,
+    LinearARC,
+    RandomAttacker,
+    Tight,
+)
+from recarc.cli.attacks import attack_named
 from recarc.evaluation import Evaluation, Verdict
+from recarc.evaluation.configuration import described
 from recarc.evaluation.wording import eps_text
 from recarc.report import Report, Run, build_report, load_runs, render, write_figures, write_page, write_tables
 from recarc.report.content import _main
@@ -176,6 +195,64 @@ def test_commands_repeat_the_runs(runs: Path) -> None:
     assert any("--attack arc --steps 3 --planes 3" in c for c in report.commands)
     typed = Run("x", report.main.evaluation, {"command": "recarc evaluate as-typed"})
     assert typed.command() == "recarc evaluate as-typed"
+
+
+def run_of(attack: Attack, data: str = "digits") -> Run:
+    told = {
+        "attack": json.loads(json.dumps(described(attack))),
+        "ball": {"norm": "linf", "eps": 0.1, "box": [0.0, 1.0]},
+        "data": {"name": data, "split": "test", "samples": 60},
+    }
+    return Run("x", SimpleNamespace(configuration=told, alpha=torch.tensor([0.9, 0.1])))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("attack", "words", "title"),
+    [
+        (Tight("quick"), "tight --preset quick", "Tight"),
+        (ARC(steps=3, planes=2), "arc --steps 3 --planes 2", "ARC"),
+        (ARC(rho=0.2), None, "ARC"),
+        (ARC(variant="corrected"), "corrected_arc", "ARC, corrected"),
+        (AdaptivePGD(), "adaptive_pgd", "AdaptivePGD"),
+        (AdaptivePGD(expectation="logits"), None, "AdaptivePGD on logits"),
+        (RandomAttacker(PGD(steps=2, random_init=True)), "pgd --steps 2", "PGD"),
+        (RandomAttacker(PGD(), seed=1), None, "PGD"),
+        (PGD(member=0), "pgd1", "PGD on member 1"),
+        (PGD(member=1), None, "PGD on member 2"),
+        (CarliniWagner(), "cw", "C&W"),
+        (CarliniWagner(expectation="logits"), None, "C&W on logits"),
+        (CarliniWagner(member=0), None, "C&W on member 1"),
+        (RandomAttacker(CarliniWagner(member=0)), None, "C&W on a member drawn"),
+        (CarliniWagner(search_steps=1), None, "C&W"),
+        (AutoPGD(loss="dlr"), "autopgd --steps 100 --loss dlr", "AutoPGD"),
+        (AutoPGD(member=1), None, "AutoPGD on member 2"),
+        (Climb(), "climb", "Climb"),
+        (Climb(start=ARC(), orders=3), None, "Climb"),
+        (LinearARC(), "linear_arc", "LinearARC"),
+    ],
+    ids=str,
+)
+def test_a_command_is_given_only_where_it_makes_the_same_attack(attack: Attack, words: str | None, title: str) -> None:
+    assert run_of(attack).title == title
+    command = run_of(attack).command()
+    assert run_of(attack, "tensors").command() == ""
+    if words is None:
+        assert command == ""
+        return
+    assert f"--attack {words}" in command
+    typed = shlex.split(command)
+    options: dict[str, Any] = {"random_init": True} if "--random-init" in typed else {}
+    for option, kind in {
+        "preset": str,
+        "steps": int,
+        "step_size": float,
+        "planes": int,
+        "loss": str,
+        "seed": int,
+    }.items():
+        name = f"--{option.replace('_', '-')}"
+        options |= {option: kind(typed[typed.index(name) + 1])} if name in typed else {}
+    assert attack_named(typed[typed.index("--attack") + 1], **options) == attack
 
 
 def test_tables_and_figures(report: Report, tmp_path: Path) -> None:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from recarc.attacks import (
+    ARC,
+    PGD,
+    AdaptivePGD,
+    Attack,
+    AutoPGD,
+    CarliniWagner,
+    Climb,
+    LinearARC,
+    RandomAttacker,
+    Tight,
+)
 from recarc.errors import InputError
-from recarc.evaluation.configuration import Json, canonical
+from recarc.evaluation.configuration import Json, canonical, described
 from recarc.evaluation.folder import RUN, RunFolder
 from recarc.evaluation.result import Evaluation
 
@@ -19,22 +32,23 @@ TITLES = {
     "AdaptivePGD": "AdaptivePGD",
     "ARC": "ARC",
     "RandomAttacker": "PGD",
-    "PGD": "PGD on one member",
+    "PGD": "PGD",
     "AutoPGD": "AutoPGD",
     "Climb": "Climb",
     "CarliniWagner": "C&W",
     "LinearARC": "LinearARC",
 }
-COMMANDS = {
-    "Tight": "tight",
-    "AdaptivePGD": "adaptive_pgd",
-    "ARC": "arc",
-    "RandomAttacker": "pgd",
-    "PGD": "pgd1",
-    "AutoPGD": "autopgd",
-    "Climb": "climb",
-    "CarliniWagner": "cw",
-    "LinearARC": "linear_arc",
+COMMANDS: dict[str, Callable[..., Attack]] = {  # what `recarc evaluate --attack NAME` makes of its options
+    "tight": Tight,
+    "adaptive_pgd": AdaptivePGD,
+    "arc": ARC,
+    "corrected_arc": partial(ARC, variant="corrected"),
+    "pgd": lambda **knobs: RandomAttacker(PGD(**knobs)),
+    "pgd1": partial(PGD, member=0),
+    "autopgd": AutoPGD,
+    "climb": Climb,
+    "cw": CarliniWagner,
+    "linear_arc": LinearARC,
 }
 ORDER = ("PGD", "AdaptivePGD", "ARC")  # then the others, then Tight
 OPTIONS = ("preset", "steps", "step_size", "planes", "loss", "seed")  # of `recarc evaluate`
@@ -98,32 +112,30 @@ def attack_title(attack: Json) -> str:
     title = TITLES.get(kind, kind)
     if kind == "ARC" and attack.get("variant") == "corrected":
         return "ARC, corrected"
-    if kind == "PGD":
-        return f"PGD on member {int(attack.get('member', 0)) + 1}"
     inner = attack.get("attack")
     if kind == "RandomAttacker" and isinstance(inner, dict) and inner.get("class") != "PGD":
-        return attack_title(inner)
+        return f"{TITLES.get(str(inner.get('class')), inner.get('class'))} on a member drawn"
     if kind == "Restarts" and isinstance(inner, dict):
         return f"{attack_title(inner)}, {attack.get('n')} restarts"
-    return title
+    if isinstance(attack.get("member"), int):
+        return f"{title} on member {attack['member'] + 1}"
+    return f"{title} on logits" if attack.get("expectation") == "logits" else title
 
 
 def rebuilt_command(run: Run, ensemble: str) -> str:
-    """From the configuration, which knows all but where the ensemble's folder is."""
-    told, attack = run.configuration, run.attack
-    kind = "corrected_arc" if attack.get("variant") == "corrected" else COMMANDS.get(str(attack.get("class")))
-    if kind is None or not told:
-        return ""
+    """From the configuration, which knows all but where the ensemble's folder is; "" where no command says it."""
+    told = run.configuration
     data, ball = told.get("data") or {}, told.get("ball") or {}
+    knobs = _knobs(run.attack)
+    kind = command_name(run.attack, knobs)
+    if kind is None or not told or data.get("name") == "tensors":
+        return ""
     words = ["recarc", "evaluate", ensemble, "--data", str(data.get("name"))]
     words += ["--norm", str(ball.get("norm")), "--eps", _typed(run.eps) if run.eps is not None else "EPS"]
     words += ["--alpha", ",".join(map(_typed, run.alpha)), "--attack", kind]
-    inner = attack.get("attack") if kind == "pgd" else attack
-    for option in OPTIONS:
-        value = (inner or {}).get(option)
-        if value is not None:
-            words += [f"--{option.replace('_', '-')}", _typed(value) if isinstance(value, float) else str(value)]
-    words += ["--random-init"] if (inner or {}).get("random_init") else []
+    for option, value in knobs.items():
+        words += [f"--{option.replace('_', '-')}"]
+        words += [] if value is True else [_typed(value) if isinstance(value, float) else str(value)]
     words += ["--limit", str(data.get("samples"))]
     words += ["--split", str(data["split"])] if data.get("split") not in (None, "test") else []
     box = ball.get("box")
@@ -132,6 +144,26 @@ def rebuilt_command(run: Run, ensemble: str) -> str:
     words += ["--precision", str(precision)] if precision not in (None, "as the members", "float32") else []
     words += ["--save-inputs"] if told.get("save_inputs") else []
     return shlex.join([*words, "--out", run.name])
+
+
+def command_name(attack: Json, knobs: Json) -> str | None:
+    """The name by which the command line makes just this attack from these knobs; None: it cannot."""
+    for name, make in COMMANDS.items():
+        try:
+            made = make(**knobs)
+        except (TypeError, InputError):  # a knob that the attack does not have
+            continue
+        if canonical(described(made)) == canonical(attack):
+            return name
+    return None
+
+
+def _knobs(attack: Json) -> Json:
+    """What is set of the options that the command line has for attacks."""
+    drawn = attack.get("attack") if attack.get("class") == "RandomAttacker" else None
+    told = drawn if isinstance(drawn, dict) else attack
+    knobs = {option: told[option] for option in OPTIONS if told.get(option) is not None}
+    return knobs | ({"random_init": True} if told.get("random_init") is True else {})
 
 
 def _typed(value: float) -> str:
