@@ -54,6 +54,16 @@ def test_evaluate_show_and_json(ensemble: str, tmp_path: Path, capsys: Any) -> N
     assert "AdaptivePGD(steps=2" in table and "95" not in table.split("robust accuracy")[0]
 
 
+def test_show_prints_what_was_warned_of(ensemble: str, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "run"
+    assert run("evaluate", ensemble, *QUICK, "--out", out, "--quiet") == 0
+    told = json.loads((out / "summary.json").read_text())
+    (out / "summary.json").write_text(json.dumps({**told, "warnings": ["members[0] is not what it seems"]}))
+    capsys.readouterr()
+    assert run("show", out) == 0
+    assert "warning: members[0] is not what it seems" in capsys.readouterr().out
+
+
 def test_quiet_prints_nothing(ensemble: str, capsys: Any) -> None:
     assert run("evaluate", ensemble, *QUICK, "--quiet", "--limit", "120") == 0
     assert capsys.readouterr().out == ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from runs import BALL, QUICK, problem
 from torch import Tensor, nn
 
-from recarc import Ball, RandomizedEnsemble, evaluate
+from recarc import Ball, Evaluation, RandomizedEnsemble, Tight, Verdict, evaluate
 from recarc.attacks import Outcome
 from recarc.evaluation import RecarcWarning
 
@@ -47,12 +49,20 @@ class Saturated(nn.Module):
         return 1e6 * member()(x)
 
 
+class Rounded(nn.Module):
+    """Inputs cut to eight levels: no gradient anywhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return member()((8 * x).round() / 8)
+
+
 @pytest.mark.parametrize(
     "broken, message, advice",
     [
         (lambda: nn.Sequential(member(), nn.Softmax(1)).eval(), "look like probabilities", "take the softmax out"),
         (lambda: Noisy().eval(), "different outputs on the same inputs", "average"),
         (lambda: Saturated().eval(), "gradient of members[0] vanishes on", "loss='margin'"),
+        (lambda: Rounded().eval(), "even that of its logits", "a smooth copy"),
         (lambda: lambda x: member()(x).detach(), "no gradient in its input", "detach"),
         (lambda: member().train(), "train mode", "call .eval()"),
     ],
@@ -98,3 +108,20 @@ def test_nan() -> None:
 
     found = warned(broken, data=(x, y), ball=Ball("linf", 1e-4))
     assert any("NaN logits" in text and "[3]" in text for text in found), np.array(found)
+
+
+def test_what_was_said_stays_with_the_run(tmp_path: Path) -> None:
+    ensemble = RandomizedEnsemble([member(), Rounded().eval()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = evaluate(ensemble, Tight(), problem()[1], BALL, out=tmp_path)
+    assert any("even that of its logits" in text for text in result.warnings) and result.blind_members == [1]
+    for again in (evaluate(ensemble, Tight(), problem()[1], BALL, out=tmp_path), Evaluation.load(tmp_path)):
+        assert (again.warnings, again.blind_members) == (result.warnings, [1])
+    assert json.loads((tmp_path / "summary.json").read_text())["warnings"] == result.warnings
+    assert not Verdict.of(result).conclusive
+
+
+def test_a_silent_run_has_no_warnings() -> None:
+    result = evaluate(problem()[0], QUICK, problem()[1], BALL)
+    assert result.warnings == [] and result.blind_members == []

@@ -50,6 +50,17 @@ def test_quick_is_never_conclusive() -> None:
     assert "as far as quick can tell" in found.sentence and "--preset standard decides" in found.sentence
 
 
+def test_a_member_without_gradients_leaves_it_open() -> None:
+    bits = [[True] * 100, [False] * 100]
+    evaluation = made(bits, bits, [1.0, 0.0])
+    evaluation.blind_members = [1]
+    assert Verdict.of(evaluation).conclusive, "it has no weight"
+    evaluation.blind_members = [0]
+    found = Verdict.of(evaluation)
+    assert not found.conclusive and found.to_json()["blind_members"] == [0]
+    assert "Not conclusive" in found.sentence and "gradient of members[0] vanishes" in found.sentence
+
+
 def test_not_conclusive_says_how_far_and_what_to_try() -> None:
     alone = [[False] * 100, [False] * 100]
     right = [[True] * 10 + [False] * 90, [False] * 100]

@@ -30,5 +30,7 @@ def show(
         print_json({**summary(result), **({"rescored": bound} if bound else {})})
         return
     print_evaluation(result)
+    for text in result.warnings:
+        print(f"warning: {text}")
     if other is not None:
         print(f"at alpha {alpha}: {other}")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,8 +28,25 @@ class RecarcWarning(UserWarning):
     """The evaluation goes on, but its figure may mislead."""
 
 
+_heard: ContextVar[list[str] | None] = ContextVar("heard", default=None)
+
+
 def warn(text: str) -> None:
+    texts = _heard.get()
+    if texts is not None:
+        texts.append(text)
     warnings.warn(text, RecarcWarning, stacklevel=3)
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """Every text that is warned of meanwhile, whether or not Python shows it."""
+    texts: list[str] = []
+    before = _heard.set(texts)
+    try:
+        yield texts
+    finally:
+        _heard.reset(before)
 
 
 def check_modes(ensemble: RandomizedEnsemble) -> None:
@@ -39,8 +59,9 @@ def check_modes(ensemble: RandomizedEnsemble) -> None:
 
 
 @torch.no_grad()
-def check_members(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> None:
-    """Outputs and gradients on the first samples (in evaluation mode)."""
+def check_members(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> list[int]:
+    """Outputs and gradients on the first samples (in evaluation mode); returns the members without a gradient."""
+    blind = []
     for i, member in enumerate(ensemble.members):
         logits, again = member(x), member(x)
         if _differ(logits, again):
@@ -53,13 +74,14 @@ def check_members(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball
                 f"the outputs of members[{i}] look like probabilities; attacks expect logits and are weakened: "
                 "take the softmax out of the model"
             )
-        else:
-            _check_gradients(i, member, x, y)
+        elif not _gradients_show(i, member, x, y):
+            blind.append(i)
     why = odd_scale(ball, x.shape[1:]) if ball.box == (0, 1) and x.dim() == 4 else None
     if why is not None:
         warn(f"eps {ball.eps:g} in {ball.norm} {why}, as inputs are in [0, 1]: did you mean {ball.eps:g}/255?")
     if ball.box is None and float(x.min()) >= 0 and float(x.max()) <= 1:
         warn("the inputs lie in [0, 1] but the ball has no box: for images pass box=(0, 1), or the attack leaves it")
+    return blind
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:
@@ -72,24 +94,36 @@ def look_like_probabilities(logits: Tensor) -> bool:
     return inside and bool(((logits.sum(1) - 1).abs() < 1e-3).all())
 
 
-def _check_gradients(i: int, member: Member, x: Tensor, y: Tensor) -> None:
+def _gradients_show(i: int, member: Member, x: Tensor, y: Tensor) -> bool:
+    """Whether attacks that follow gradients can see this member; a word where they cannot."""
     with torch.enable_grad():
         leaf = x.detach().clone().requires_grad_()
         logits = member(leaf)
-        losses = cross_entropy(logits, y)
-        if not losses.requires_grad:
+        if not logits.requires_grad:
             warn(
                 f"members[{i}] has no gradient in its input; gradient attacks cannot see it, so check it for a detach()"
             )
-            return
-        (gradient,) = torch.autograd.grad(losses.sum(), leaf)
-    sound = ~logits.isnan().any(1)
-    lost = int((sound & (gradient.flatten(1).abs().amax(1) == 0)).sum())
-    if lost > VANISHED * len(x):
+            return False
+        mixed = logits @ torch.arange(1, 1 + logits.shape[1], device=x.device, dtype=logits.dtype).cos()
+        flat, lost = _zero(mixed, leaf, logits), _zero(cross_entropy(logits, y), leaf, logits)
+    if flat > VANISHED * len(x):
         warn(
-            f"the gradient of members[{i}] vanishes on {lost} of {len(x)} samples; attacks on the cross-entropy are "
-            "blind there: try loss='margin', --precision float64, or attacks that need no gradient"
+            f"the gradient of members[{i}] vanishes on {flat} of {len(x)} samples, even that of its logits: it is "
+            "masked (rounding, steps, saturation inside), and gradient attacks cannot see it; attack a smooth copy of it, or "
+            "add an attack without gradients through WorstOf"
         )
+    elif lost > VANISHED * len(x):
+        warn(
+            f"the gradient of members[{i}] vanishes on {lost} of {len(x)} samples, that of the cross-entropy only: its "
+            "logits are too large for float32; try loss='margin' or --precision float64"
+        )
+    return max(flat, lost) <= VANISHED * len(x)
+
+
+def _zero(objective: Tensor, leaf: Tensor, logits: Tensor) -> int:
+    """Samples whose logits are numbers and whose objective has a gradient of exactly zero."""
+    (gradient,) = torch.autograd.grad(objective.sum(), leaf, retain_graph=True)
+    return int((~logits.isnan().any(1) & (gradient.flatten(1).abs().amax(1) == 0)).sum())
 
 
 def check_result(result: Evaluation, classes: int) -> None:

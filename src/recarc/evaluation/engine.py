@@ -61,8 +61,8 @@ def evaluate(
     `callbacks` (see `recarc.evaluation.callbacks.Callback`) are told when the run starts, a shard is done, it ends.
     """
     ensemble, samples = as_ensemble(ensemble), as_samples(data)
-    checks.check_modes(ensemble)
-    with ExitStack() as stack:
+    with checks.heard() as warned, ExitStack() as stack:
+        checks.check_modes(ensemble)
         ranks = stack.enter_context(joined_ranks())
         if out is None and ranks.world > 1:
             raise InputError("several processes need a common run folder: pass out=...")
@@ -72,7 +72,7 @@ def evaluate(
             lambda: _Engine.prepared(ensemble, attack, samples, ball, path, precision, shard_size, tile, batch_size)
         )
         stack.enter_context(reproducible(engine.device))
-        result = engine.run(ranks, resume, progress, save_inputs, callbacks)
+        result = engine.run(ranks, resume, progress, save_inputs, callbacks, warned)
     if out is None:
         result.path = None
     if ranks.first:
@@ -150,7 +150,13 @@ class _Engine:
         )
 
     def run(
-        self, ranks: Ranks, resume: bool, progress: bool, save_inputs: bool, callbacks: Sequence[Any]
+        self,
+        ranks: Ranks,
+        resume: bool,
+        progress: bool,
+        save_inputs: bool,
+        callbacks: Sequence[Any],
+        warned: Sequence[str],
     ) -> Evaluation:
         told = configuration(
             self.ensemble,
@@ -173,8 +179,7 @@ class _Engine:
             folder = ranks.agree(begin)
             ranks.together(lambda: self._check_rank(folder, told))
             todo = ranks.agree(lambda: self._todo(folder))
-            if todo and ranks.first:
-                self._check_members()
+            blind = self._blind_members() if todo and ranks.first else []
             if ranks.first:
                 tell(callbacks, "run_started", told, len(self.samples), len(todo))
             mine = todo[ranks.rank :: ranks.world]
@@ -182,8 +187,10 @@ class _Engine:
             ranks.wait()
             result = self._result(folder, ranks)
             if ranks.first:
-                write_all({self.path / SUMMARY: json.dumps(result.to_json(), indent=2).encode()})
                 checks.check_result(result, self.classes)
+                result.warnings = list(dict.fromkeys([*result.warnings, *warned]))
+                result.blind_members = sorted({*result.blind_members, *blind})
+                write_all({self.path / SUMMARY: json.dumps(result.to_json(), indent=2).encode()})
         return result
 
     def _check_rank(self, folder: RunFolder, told: Json) -> None:
@@ -216,9 +223,9 @@ class _Engine:
             checks.warn(f"{folder.file(k)} is damaged and will be computed again")
         return todo
 
-    def _check_members(self) -> None:
+    def _blind_members(self) -> list[int]:
         x, y = self._batch(np.arange(min(checks.PROBE, len(self.samples))))
-        checks.check_members(self.judge.members, x.float(), y, self.ball)
+        return checks.check_members(self.judge.members, x.float(), y, self.ball)
 
     def _attack_shards(
         self, folder: RunFolder, mine: list[int], progress: bool, save_inputs: bool, callbacks: Sequence[Any]

@@ -84,6 +84,14 @@ class RunFolder:
                 f"{self.path} belongs to another configuration: {'; '.join(found[:3])}{more}; choose another folder"
             )
 
+    def summary(self) -> Json:
+        """The summary of a finished run; empty where there is none."""
+        try:
+            told = json.loads((self.path / SUMMARY).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return told if isinstance(told, dict) else {}
+
     def rows_of(self, k: int) -> range:
         return range(k * self.shard_size, min(self.samples, (k + 1) * self.shard_size))
 

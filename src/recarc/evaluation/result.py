@@ -51,6 +51,8 @@ class Evaluation:
     backward_passes: int = 0
     expected_samples: int | None = None
     path: Path | None = None
+    warnings: list[str] = field(default_factory=list)  # what was said while it was made
+    blind_members: list[int] = field(default_factory=list)  # whose gradients vanish, so that attacks may not see them
 
     @classmethod
     def load(cls, path: str | Path, partial: bool = False) -> Evaluation:
@@ -69,6 +71,7 @@ class Evaluation:
             raise InputError(
                 f"{path} is not finished: {done} of {folder.shards} shards are there; the command that began it goes on"
             )
+        said = folder.summary()
         return cls(
             records=joined(parts),
             alpha=np.array(folder.configuration["alpha"], dtype=np.float64),
@@ -78,6 +81,8 @@ class Evaluation:
             backward_passes=sum(int(cost["backward"]) for cost in costs),
             expected_samples=folder.samples,
             path=Path(path),
+            warnings=list(said.get("warnings", [])),
+            blind_members=list(said.get("blind_members", [])),
         )
 
     def __len__(self) -> int:
@@ -244,6 +249,8 @@ class Evaluation:
             "attack": self.configuration.get("attack"),
             "ball": self.configuration.get("ball"),
             "data": self.configuration.get("data"),
+            "warnings": self.warnings,
+            "blind_members": self.blind_members,
         }
 
     def to_pandas(self) -> Any:

@@ -29,6 +29,7 @@ class Verdict:
     best_member: float  # the most that a member attacked alone keeps; those of alpha 0 are not attacked
     certified_floor: float | None = None
     preset: str = "standard"  # effort of the attack that made the floor
+    blind: tuple[int, ...] = ()  # members whose gradients vanish: their floor may be too high
     sentence: str = field(default="", compare=False)
 
     @classmethod
@@ -49,6 +50,7 @@ class Verdict:
             best_member=float(evaluation.alone[evaluation.alpha > 0].mean(1).max()),
             certified_floor=certified_floor,
             preset=((evaluation.configuration.get("attack") or {}).get("preset")) or "standard",
+            blind=tuple(i for i in evaluation.blind_members if evaluation.alpha[i] > 0),
         )
         return replace(found, sentence=_sentence(found))
 
@@ -59,8 +61,11 @@ class Verdict:
 
     @property
     def conclusive(self) -> bool:
-        """Whether they meet at a floor that can be relied on; that of `quick`, from one loss, `standard` may lower."""
-        return self.meets_floor and self.preset != "quick"
+        """Whether they meet at a floor that can be relied on.
+
+        That of `quick`, from one loss, may fall under `standard`; one of members without gradients under anything.
+        """
+        return self.meets_floor and self.preset != "quick" and not self.blind
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -71,6 +76,7 @@ class Verdict:
             "gap": self.gap,
             "conclusive": self.conclusive,
             "preset": self.preset,
+            "blind_members": list(self.blind),
             "samples_above_floor": self.above_floor,
             "stages": {name: e.value for name, e in self.stages.items()},
             "decided_by": self.decided_by,
@@ -96,14 +102,17 @@ def _sentence(found: Verdict) -> str:
             f"Conclusive: the robust accuracy is {figure} %, and no attack can push it below the floor of {floor} %, "
             f"as long as the members themselves are as robust as the strongest attack on each found them.{flattery}"
         )
+    names = " and ".join(f"members[{i}]" for i in found.blind)
+    unseen = f" The gradient of {names} vanishes, so the floor may be too high: see the warnings." if names else ""
     if found.meets_floor:
+        how = " as far as quick can tell, but quick attacks the members with one loss only; --preset standard decides"
         return (
-            f"Not conclusive: the robust accuracy is at most {figure} % and meets the floor of {floor} % as far as "
-            f"quick can tell, but quick attacks the members with one loss only; --preset standard decides.{flattery}"
+            f"Not conclusive: the robust accuracy is at most {figure} % and meets the floor of {floor} %"
+            f"{how if found.preset == 'quick' else ''}.{unseen}{flattery}"
         )
     stronger = {"quick": "--preset standard", "standard": "--preset thorough"}.get(found.preset)
     advice = f"try {stronger}" if stronger else "try more seeds, or read the figure as an upper bound"
     return (
         f"Not conclusive: the robust accuracy is at most {figure} %, but {found.above_floor} samples are above their "
-        f"floor and it may yet fall to {floor} % ({_points(found.gap)} points); {advice}.{flattery}"
+        f"floor and it may yet fall to {floor} % ({_points(found.gap)} points); {advice}.{unseen}{flattery}"
     )
