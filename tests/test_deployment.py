@@ -135,6 +135,14 @@ def test_adapted_members_export(tmp_path: Path) -> None:
     export(RandomizedEnsemble([member]), tmp_path / "out", torch.rand(3, 2, 4, 4))
 
 
+def test_an_unfinished_training_run_of_the_same_name_stays(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "out.part" / "checkpoint.pt"
+    checkpoint.parent.mkdir()
+    checkpoint.write_text("of `recarc train --out out`")
+    export(RandomizedEnsemble([mlp(0)]), tmp_path / "out", points(4, 6))
+    assert checkpoint.exists() and sorted(p.name for p in tmp_path.iterdir()) == ["out", "out.part"]
+
+
 def test_a_member_that_cannot_be_exported_leaves_nothing(tmp_path: Path) -> None:
     class Moody(nn.Module):
         def forward(self, u: Tensor) -> Tensor:

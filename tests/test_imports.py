@@ -15,6 +15,7 @@ PACKAGE = Path(recarc.__file__).parent
 # Bottom-up: a part may import itself and what stands on an earlier line.
 ORDER = [
     ["errors"],
+    ["files"],
     ["zoo", "provenance", "locks"],
     ["deployment"],
     ["randomness"],

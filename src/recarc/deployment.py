@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recarc.errors import InputError, unknown
+from recarc.files import sibling
 
 FORMATS = {"torch": ".pt2", "onnx": ".onnx"}
 MANIFEST = "deployment.json"
@@ -107,8 +108,7 @@ def export(ensemble: Drawn, folder: str | Path, example: Tensor, format: str = "
         _need_onnx()
     modules = [member if isinstance(member, nn.Module) else _Callable(member).eval() for member in ensemble.members]
     _check_modes(modules)
-    part = folder.with_name(folder.name + ".part")  # renamed at the end: a folder of this name is whole
-    shutil.rmtree(part, ignore_errors=True)
+    part = sibling(folder)  # renamed at the end: a folder of this name is whole
     part.mkdir(parents=True)
     try:
         told = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from recarc.errors import InputError
+from recarc.files import sibling
 from recarc.models.factories import make_member, spec_of, unwrapped
 from recarc.models.manifest import FILE, Manifest, MemberFile, read_manifest
 from recarc.models.registry import build_spec
@@ -148,7 +148,7 @@ def _load_member(folder: Path, index: int, entry: MemberFile) -> nn.Module:
 
 
 def _write_folder(target: Path, files: Mapping[str, bytes]) -> None:
-    aside = _sibling(target)
+    aside = sibling(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         aside.mkdir()
@@ -169,7 +169,7 @@ def _move(aside: Path, target: Path) -> None:
     if not target.exists():
         aside.rename(target)
         return
-    old = _sibling(target)
+    old = sibling(target)
     target.rename(old)
     try:
         aside.rename(target)
@@ -177,10 +177,6 @@ def _move(aside: Path, target: Path) -> None:
         old.rename(target)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _sibling(target: Path) -> Path:
-    return target.parent / f".{target.name}.{uuid.uuid4().hex[:12]}.part"
 
 
 def _device(device: str | torch.device) -> torch.device:
