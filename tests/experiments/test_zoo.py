@@ -68,6 +68,20 @@ def test_adding_again_replaces(own_zoo: Path, tmp_path: Path) -> None:
     assert [(e.name, e.recipe) for e in zoo.entries()] == [("also", "paper"), ("tiny", "paper")]
 
 
+@pytest.mark.parametrize("weights", ["../stolen.pt", "/etc/hostname", "..", ""])
+def test_nothing_is_copied_out_of_the_zoo(weights: str, own_zoo: Path, tmp_path: Path) -> None:
+    evil = tmp_path / "evil"
+    evil.mkdir()
+    (tmp_path / "stolen.pt").write_text("x")
+    (evil / "ensemble.json").write_text(json.dumps({"members": [{"weights": weights}]}))
+    before = sorted(own_zoo.rglob("*"))
+    with pytest.raises(InputError, match="would lie outside the zoo"):
+        zoo.add(evil, "new", "t", "m", "r", own_zoo)
+    with pytest.raises(InputError, match="would lie outside the zoo"):
+        zoo.add(tmp_path / "pair", "../new", "t", "m", "r", own_zoo)
+    assert sorted(own_zoo.rglob("*")) == before
+
+
 def test_the_command_line_evaluates_and_lists(own_zoo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "evaluate zoo:tiny --data digits --eps 0.1 --attack arc --steps 2 --limit 5 --quiet --json --device cpu"
     assert run(words.split()) == 0

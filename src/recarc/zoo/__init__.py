@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recarc.errors import InputError, unknown
+from recarc.files import sibling
 
 HOME = Path(__file__).parent
 INDEX = "index.json"
@@ -77,17 +78,20 @@ def add(source: Path, name: str, title: str, made: str, recipe: str, home: Path 
     where = home or HOME
     told = json.loads((source / "ensemble.json").read_text(encoding="utf-8"))
     names = ["ensemble.json", *(member["weights"] for member in told["members"])]
-    target = where / name
-    target.mkdir(parents=True, exist_ok=True)
-    files = {}
-    for file in names:
-        data = (source / file).read_bytes()
-        (target / file).write_bytes(data)
-        files[file] = hashlib.sha256(data).hexdigest()
-    entry = Entry(name, title, made, recipe, files, summary(told.get("made_by", {})))
+    for plain in (name, *names):
+        if plain in ("", ".", "..") or set(plain) & set("/\\:\0"):
+            raise InputError(f"{plain!r} would lie outside the zoo; expected a plain name")
+    contents = {file: (source / file).read_bytes() for file in names}
+    hashes = {file: hashlib.sha256(data).hexdigest() for file, data in contents.items()}
+    entry = Entry(name, title, made, recipe, hashes, summary(told.get("made_by", {})))
     others = [other for other in entries(where) if other.name != name]
     document = {"format": 1, "ensembles": [e.to_json() for e in sorted([*others, entry], key=lambda e: e.name)]}
-    (where / INDEX).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    (where / name).mkdir(parents=True, exist_ok=True)
+    for file, data in contents.items():
+        (where / name / file).write_bytes(data)
+    aside = sibling(where / INDEX)
+    aside.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    aside.replace(where / INDEX)
     return entry
 
 
