@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -45,6 +47,12 @@ def test_files(tmp_path: Path) -> None:
         assert write_plane(tmp_path / f"theory.{kind}").stat().st_size > 5000
     with pytest.raises(InputError, match=r"\.png, \.svg or \.pdf"):
         write_plane(tmp_path / "theory.gif")
+
+
+def test_a_title_stays_inside_its_attribute() -> None:
+    svg = plane_svg(replace(TWO, title='x" onload="alert(1)'))
+    assert 'aria-label="x&quot; onload=&quot;alert(1) in the plane' in svg
+    assert "onload" not in ElementTree.fromstring(svg).attrib
 
 
 def test_on_a_page_the_colours_are_the_pages() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +180,7 @@ def plane_svg(plane: Plane) -> str:
     about = (
         f"{plane.title} in the plane, the ball around x and the ways of the attacks; expected accuracy after {about}"
     )
-    return text.replace("<svg ", f'<svg role="img" aria-label="{about}" ', 1)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(about)}" ', 1)
 
 
 def write_plane(path: str | Path, planes: Sequence[Plane] = (TWO, THREE)) -> Path:
