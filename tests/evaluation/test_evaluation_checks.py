@@ -49,6 +49,12 @@ class Saturated(nn.Module):
         return 1e6 * member()(x)
 
 
+def in_train_mode() -> Any:
+    """A BatchNorm that evaluation mode does not reach."""
+    net = nn.Sequential(nn.BatchNorm1d(6), member()).train()
+    return lambda x: net(x)
+
+
 class Rounded(nn.Module):
     """Inputs cut to eight levels: no gradient anywhere."""
 
@@ -62,6 +68,7 @@ class Rounded(nn.Module):
         (lambda: nn.Sequential(member(), nn.Softmax(1)).eval(), "look like probabilities", "take the softmax out"),
         (lambda: Noisy().eval(), "different outputs on the same inputs", "average"),
         (lambda: Saturated().eval(), "gradient of members[0] vanishes on", "loss='margin'"),
+        (lambda: in_train_mode(), "differently alone than in a batch", "in eval mode"),
         (lambda: Rounded().eval(), "even that of its logits", "a smooth copy"),
         (lambda: lambda x: member()(x).detach(), "no gradient in its input", "detach"),
         (lambda: member().train(), "train mode", "call .eval()"),

@@ -9,7 +9,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recarc import ARC, PGD, AutoPGD, Ball, CarliniWagner, Climb, InputError, RandomAttacker, WorstOf, evaluate
+from recarc import (
+    ARC,
+    PGD,
+    AutoPGD,
+    Ball,
+    CarliniWagner,
+    Climb,
+    InputError,
+    RandomAttacker,
+    RandomizedEnsemble,
+    WorstOf,
+    evaluate,
+)
 from tiny import labels_of, mlp_ensemble, points
 
 ENSEMBLE = mlp_ensemble(2, dtype=torch.float32)
@@ -61,3 +73,11 @@ def test_a_member_with_another_attribute_is_another_member(tmp_path: Path) -> No
     evaluate(Scaled(inner, 1.0), ARC(steps=1), (X, Y), BALL, out=tmp_path / "run", progress=False)
     with pytest.raises(InputError, match="belongs to another configuration"):
         evaluate(Scaled(inner, 0.5), ARC(steps=1), (X, Y), BALL, out=tmp_path / "run", progress=False)
+
+
+def test_members_of_different_precision_are_evaluated_each_in_its_own() -> None:
+    one, other = mlp_ensemble(2, dtype=torch.float32).members
+    assert isinstance(other, nn.Module)
+    mixed = RandomizedEnsemble([one, other.double()])
+    result = evaluate(mixed, ARC(steps=1), (X, Y), BALL, progress=False)
+    assert result.clean_accuracy == evaluate(ENSEMBLE, ARC(steps=1), (X, Y), BALL, progress=False).clean_accuracy

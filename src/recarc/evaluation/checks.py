@@ -69,6 +69,11 @@ def check_members(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball
                 f"members[{i}] gives different outputs on the same inputs; a random member needs an average over its "
                 "draws (or each draw as a member of its own), otherwise the figure is luck"
             )
+        elif _differ(logits[-1:], member(x[-1:])):
+            warn(
+                f"members[{i}] answers a sample differently alone than in a batch (a BatchNorm in train mode out of "
+                "reach?); its figures depend on which samples go together: hand over the model itself, in eval mode"
+            )
         if look_like_probabilities(logits):
             warn(
                 f"the outputs of members[{i}] look like probabilities; attacks expect logits and are weakened: "
@@ -109,8 +114,8 @@ def _gradients_show(i: int, member: Member, x: Tensor, y: Tensor) -> bool:
     if flat > VANISHED * len(x):
         warn(
             f"the gradient of members[{i}] vanishes on {flat} of {len(x)} samples, even that of its logits: it is "
-            "masked (rounding, steps, saturation inside), and gradient attacks cannot see it; attack a smooth copy of it, or "
-            "add an attack without gradients through WorstOf"
+            "masked (rounding, steps, saturation inside), and gradient attacks cannot see it; attack a smooth copy of "
+            "it, or add an attack without gradients through WorstOf"
         )
     elif lost > VANISHED * len(x):
         warn(

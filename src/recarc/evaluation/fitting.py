@@ -9,7 +9,8 @@ from torch import Tensor
 
 from recarc.acceleration import TILE
 from recarc.ensemble import RandomizedEnsemble
-from recarc.errors import InputError
+from recarc.errors import InputError, first_line
+from recarc.evaluation.members import Passes, tiled
 from recarc.evaluation.samples import Samples
 from recarc.geometry import Ball
 
@@ -20,10 +21,10 @@ def first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: T
     """Logits on the first samples; refuses inputs and labels that the members do not fit."""
     with torch.no_grad():
         try:
-            classes = ensemble.logits(x[:1].to(_dtype(ensemble, x))).shape[-1]
+            classes = tiled(ensemble, len(x), Passes()).logits(x).shape[-1]  # one call each, in its own precision
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"the members cannot take inputs of shape {tuple(x.shape)}: {reason:.160}") from None
+            reason = first_line(error)
+            raise InputError(f"the members cannot take inputs of shape {tuple(x.shape)}: {reason}") from None
         logits = members.logits(x)
     names = getattr(samples, "classes", None)
     if names is not None and len(names) != classes:
@@ -34,10 +35,6 @@ def first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: T
     if isinstance(labels, Tensor) and bool(((labels < 0) | (labels >= classes)).any()):
         raise InputError(f"labels span {int(labels.min())}..{int(labels.max())}; the members know 0..{classes - 1}")
     return logits
-
-
-def _dtype(ensemble: RandomizedEnsemble, x: Tensor) -> torch.dtype:
-    return next((p.dtype for p in ensemble.parameters() if p.is_floating_point()), x.dtype)
 
 
 def check_ball(ball: Any, count: int) -> None:
