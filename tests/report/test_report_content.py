@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -253,6 +254,14 @@ def test_a_command_is_given_only_where_it_makes_the_same_attack(attack: Attack, 
         name = f"--{option.replace('_', '-')}"
         options |= {option: kind(typed[typed.index(name) + 1])} if name in typed else {}
     assert attack_named(typed[typed.index("--attack") + 1], **options) == attack
+
+
+def test_each_matrix_has_a_file_of_its_own(report: Report, tmp_path: Path) -> None:
+    both = replace(report, matrices=[*report.matrices, replace(report.matrices[0], run="C&W on a member drawn")])
+    written = [*write_tables(both, tmp_path), *write_figures(both, tmp_path, ["svg"])]
+    found = {path.name for path in written if "cross" in path.name}
+    assert found == {f"cross_robustness_{k}.{kind}" for k in (1, 2) for kind in ("tex", "md", "svg")}
+    assert "C&W on a member drawn" in (tmp_path / "cross_robustness_2.md").read_text()
 
 
 def test_tables_and_figures(report: Report, tmp_path: Path) -> None:

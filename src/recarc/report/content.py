@@ -210,6 +210,12 @@ def _unique(name: str, taken: Json) -> str:
     return unique
 
 
+def file_names(kind: str, things: Sequence[str]) -> list[str]:
+    """A file name for each thing of a kind, numbered by place where several would share one."""
+    names = [f"{kind}_{thing}" if thing else kind for thing in things]
+    return [name if names.count(name) == 1 else f"{name}_{k}" for k, name in enumerate(names, 1)]
+
+
 def _members(main: Run) -> list[MemberRow]:
     evaluation = main.evaluation
     alone = None if evaluation.alone is None else evaluation.alone.mean(1)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recarc.errors import InputError
-from recarc.report.content import Matrix, Report
+from recarc.report.content import Matrix, Report, file_names
 from recarc.report.curves import Curve
 from recarc.report.gallery import Gallery, colours
 
@@ -57,12 +57,10 @@ def write_figures(report: Report, folder: str | Path, formats: Sequence[str] = F
     import matplotlib
 
     jobs: dict[str, Callable[[], Figure]] = {"attacks": lambda: attacks_figure(report)}
-    names = [curve.axis for curve in report.curves]
-    for k, curve in enumerate(report.curves):
-        name = curve.axis if names.count(curve.axis) == 1 else f"{curve.axis}_{k + 1}"
-        jobs[f"sweep_{name}"] = lambda curve=curve: curve_figure(curve)  # type: ignore[misc]
-    for matrix in report.matrices:
-        jobs["cross_robustness"] = lambda matrix=matrix: matrix_figure(matrix)  # type: ignore[misc]
+    for name, curve in zip(file_names("sweep", [curve.axis for curve in report.curves]), report.curves):
+        jobs[name] = lambda curve=curve: curve_figure(curve)  # type: ignore[misc]
+    for name, matrix in zip(file_names("cross_robustness", [""] * len(report.matrices)), report.matrices):
+        jobs[name] = lambda matrix=matrix: matrix_figure(matrix)  # type: ignore[misc]
     if report.gallery is not None:
         pictures = report.gallery
         jobs["pictures"] = lambda: gallery_figure(pictures)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recarc.errors import InputError
-from recarc.report.content import Report
+from recarc.report.content import Report, file_names
 from recarc.report.curves import Curve
 
 SPECIAL = {
@@ -63,14 +63,12 @@ def tables(report: Report) -> list[Table]:
     ]
     head = ["member", "alpha", "clean (%)", "alone (%)", f"on {report.main.title}'s inputs (%)"]
     found.append(Table("members", f"Members; {facts}", head, members))
-    for matrix in report.matrices:
+    for name, matrix in zip(file_names("cross_robustness", [""] * len(report.matrices)), report.matrices):
         head = ["member", *(f"made for {j + 1}" for j in matrix.columns)]
         rows = [[f"member {i + 1}", *map(_percent, values)] for i, values in enumerate(matrix.values)]
-        found.append(Table("cross_robustness", f"Cross-robustness ({matrix.run}); {facts}", head, rows))
-    names = [curve.axis for curve in report.curves]
-    for k, curve in enumerate(report.curves):
-        name = curve.axis if names.count(curve.axis) == 1 else f"{curve.axis}_{k + 1}"
-        found.append(_curve_table(f"sweep_{name}", curve))
+        found.append(Table(name, f"Cross-robustness ({matrix.run}); {facts}", head, rows))
+    for name, curve in zip(file_names("sweep", [curve.axis for curve in report.curves]), report.curves):
+        found.append(_curve_table(name, curve))
     return found
 
 
