@@ -81,3 +81,31 @@ def test_members_of_different_precision_are_evaluated_each_in_its_own() -> None:
     mixed = RandomizedEnsemble([one, other.double()])
     result = evaluate(mixed, ARC(steps=1), (X, Y), BALL, progress=False)
     assert result.clean_accuracy == evaluate(ENSEMBLE, ARC(steps=1), (X, Y), BALL, progress=False).clean_accuracy
+
+
+class LinfPGD:
+    """As a peer's attack is called."""
+
+    def __call__(self, model: nn.Module, inputs: Tensor, criterion: Tensor, *, epsilons: float) -> None: ...
+
+
+class Foreign:
+    __module__ = "torchattacks.attacks.pgd"
+
+    def __call__(self, inputs: Tensor, labels: Tensor, *args: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("attack", "says"),
+    [
+        (ARC, r"the class ARC; expected an attack: write ARC\(\)"),
+        ("arc", "'arc'; names are for the command line"),
+        (None, "a NoneType; expected one of recarc.attacks"),
+        (LinfPGD(), "a LinfPGD; expected one of recarc.attacks, or a callable of"),
+        (Foreign(), r"of torchattacks; hand it over through recarc.adapters.torchattacks.stage"),
+    ],
+)
+def test_what_is_no_attack(attack: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=says):
+        evaluate(ENSEMBLE, attack, (X, Y), BALL, out=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()

@@ -22,7 +22,16 @@ from recarc.evaluation.answers import Answers, answers_of, changed_answers
 from recarc.evaluation.callbacks import Shard, tell
 from recarc.evaluation.configuration import Json, configuration, differences, environment
 from recarc.evaluation.faults import RunError
-from recarc.evaluation.fitting import check_ball, default_shard, default_tile, first_logits, search_tile, size
+from recarc.evaluation.fitting import (
+    check_attack,
+    check_ball,
+    check_labels,
+    default_shard,
+    default_tile,
+    first_logits,
+    search_tile,
+    size,
+)
 from recarc.evaluation.folder import RUN, SUMMARY, RunFolder, locked, write_all
 from recarc.evaluation.judge import Judge
 from recarc.evaluation.members import ACCELERATED, Passes, input_dtype, reproducible, tiled
@@ -53,7 +62,9 @@ def evaluate(
     tile: int | str = "auto",
     callbacks: Sequence[Any] = (),
 ) -> Evaluation:
-    """Attack every sample of `data` (an image set, or tensors (x, y)) and report what is left of the accuracy.
+    """Attack every sample of `data` and report what is left of the accuracy.
+
+    `data`: an image set, a pair (x, y) of tensors or arrays, a torch Dataset, or a DataLoader that does not shuffle.
 
     Every adversarial input is checked again (norm, box, prediction in float32); an attack that cheats raises
     `AttackViolation`. With `out`, records go to that folder shard by shard and the same call goes on where it stopped;
@@ -116,6 +127,7 @@ class _Engine:
         shard = size("shard_size", shard_size, there.get("shard_size", default_shard(device, x)))
         tile = size("tile", tile, there.get("tile", default_tile(device, x)))
         check_ball(ball, len(samples))
+        check_attack(attack)
         passes = Passes()
         members = tiled(ensemble, tile, Passes())
         with reproducible(device), torch.no_grad():
@@ -276,6 +288,7 @@ class _Engine:
             bad = ~torch.isfinite(x.flatten(1)).all(1)
             raise InputError(f"x holds NaN or infinity in sample {int(rows[int(bad.nonzero()[0])])}")
         self.ball.take(torch.from_numpy(rows)).check(x)
+        check_labels(y, self.classes)
         return x.to(self.device), y.to(self.device)
 
     def _halve(self, tried: int) -> None:

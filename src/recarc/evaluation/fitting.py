@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from recarc.evaluation.members import Passes, tiled
 from recarc.evaluation.samples import Samples
 from recarc.geometry import Ball
 
+PEERS = ("autoattack", "foolbox", "torchattacks")  # packages with a `stage` in recarc.adapters
 LARGE = 10_000  # numbers in an image above which a few dozen of them fill a GPU, and its memory
 
 
@@ -32,9 +34,45 @@ def first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: T
             f"the ensemble has {classes} classes, {samples.name} has {len(names)}; they do not belong together"
         )
     labels = getattr(samples, "y", None)
-    if isinstance(labels, Tensor) and bool(((labels < 0) | (labels >= classes)).any()):
-        raise InputError(f"labels span {int(labels.min())}..{int(labels.max())}; the members know 0..{classes - 1}")
+    if isinstance(labels, Tensor):
+        check_labels(labels, classes)
     return logits
+
+
+def check_labels(y: Tensor, classes: int) -> None:
+    if bool(((y < 0) | (y >= classes)).any()):
+        raise InputError(f"labels span {int(y.min())}..{int(y.max())}; the members know 0..{classes - 1}")
+
+
+def check_attack(attack: Any) -> None:
+    """An object that can be called as attack(ensemble, x, y, ball), or has an `outcome`."""
+    if isinstance(attack, type):
+        raise InputError(f"attack is the class {attack.__name__}; expected an attack: write {attack.__name__}()")
+    if isinstance(attack, str):
+        raise InputError(f"attack is {attack!r}; names are for the command line: write recarc.ARC() or Tight()")
+    package = type(attack).__module__.partition(".")[0]
+    if package in PEERS:
+        raise InputError(
+            f"attack is a {type(attack).__name__} of {package}; "
+            f"hand it over through recarc.adapters.{package}.stage(...) or as a callable of (ensemble, x, y, ball)"
+        )
+    if not hasattr(attack, "outcome") and not _takes_four(attack):
+        raise InputError(
+            f"attack is a {type(attack).__name__}; expected one of recarc.attacks, or a callable of "
+            "(ensemble, x, y, ball) that returns x_adv"
+        )
+
+
+def _takes_four(attack: Any) -> bool:
+    if not callable(attack):
+        return False
+    try:
+        inspect.signature(attack).bind(None, None, None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a built-in that does not tell
+        return True
+    return True
 
 
 def check_ball(ball: Any, count: int) -> None:

@@ -1,12 +1,15 @@
-"""What is evaluated: an image set, or a pair of tensors that looks like one."""
+"""What is evaluated: an image set, or tensors, arrays, a torch data set or loader that look like one."""
 
 from __future__ import annotations
 
 import hashlib
+import warnings
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from recarc.errors import InputError
 from recarc.geometry import Ball
@@ -27,11 +30,12 @@ class Samples(Protocol):
 
 
 class TensorSamples:
-    """(x, y) tensors as samples."""
+    """(x, y) tensors or arrays as samples."""
 
     name = "tensors"
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
+        x, y = _tensor(x), _tensor(y)
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
             raise InputError(f"data is ({type(x).__name__}, {type(y).__name__}); expected two tensors (x, y)")
         if not x.is_floating_point():
@@ -63,14 +67,30 @@ class TensorSamples:
 
 
 def as_samples(data: Any) -> Samples:
-    """An image set as it is; a pair (x, y) wrapped."""
+    """An image set as it is; a pair (x, y), a torch data set or a loader wrapped."""
     if isinstance(data, (tuple, list)) and len(data) == 2:
         data = TensorSamples(*data)
+    elif isinstance(data, (Dataset, DataLoader)) and not hasattr(data, "fingerprint"):
+        from recarc.evaluation.datasets import from_torch
+
+        data = from_torch(data)
     if not hasattr(data, "batch") or not hasattr(data, "fingerprint"):
-        raise InputError(f"data is a {type(data).__name__}; expected recarc.data.load(...) or a pair of tensors (x, y)")
+        raise InputError(
+            f"data is a {type(data).__name__}; expected recarc.data.load(...), a pair (x, y) of tensors or arrays, "
+            "a torch Dataset or a DataLoader that does not shuffle"
+        )
     if len(data) == 0:
         raise InputError("data holds no samples")
     return data
+
+
+def _tensor(value: Any) -> Any:
+    """Arrays as tensors that share their memory, also one that is mapped from a file and cannot be written."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
+        return value
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.as_tensor(np.ascontiguousarray(value))
 
 
 def tensor_hash(*tensors: Tensor) -> str:
