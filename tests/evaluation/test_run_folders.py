@@ -15,7 +15,7 @@ import torch
 from runs import BALL, QUICK, problem, records_of
 
 from recarc import ARC, AdaptivePGD, Ball, Evaluation, InputError, evaluate
-from recarc.evaluation import RecarcWarning, RunError
+from recarc.evaluation import RecarcWarning, RunError, engine
 from recarc.evaluation import folder as folders
 from recarc.evaluation.folder import RunFolder
 from tiny import mlp_ensemble
@@ -149,6 +149,22 @@ def test_run_json_holds_the_whole_configuration(run: Path) -> None:
     }
     assert {"ball", "alpha", "members", "data", "precision", "device", "shard_size"} <= told["configuration"].keys()
     assert {"recarc", "torch", "python"} <= told["environment"].keys()
+
+
+def test_going_on_with_another_version_is_said(tmp_path: Path, monkeypatch: Any) -> None:
+    def at(version: str, commit: str | None) -> None:
+        monkeypatch.setattr(engine, "environment", lambda device: {**real(device), "recarc": version, "commit": commit})
+
+    real = engine.environment
+    at("0.0.1", "a" * 40)
+    again(tmp_path, **SHARDS)
+    assert json.loads((tmp_path / "shard-00000.json").read_text())["commit"] == "a" * 40
+    for version, commit, says in (("0.0.1", "b" * 40, "commit bbbbbbbbb"), ("0.2.0", None, "goes on with 0.2.0")):
+        (tmp_path / "shard-00001.parquet").unlink()
+        at(version, commit)
+        with pytest.warns(RecarcWarning, match=f"begun with recarc 0.0.1 .commit aaaaaaaaa.*{says}"):
+            again(tmp_path)
+        assert json.loads((tmp_path / "shard-00001.json").read_text())["recarc"] == version
 
 
 def test_plain_callables_are_told_apart_by_what_they_answer(tmp_path: Path) -> None:

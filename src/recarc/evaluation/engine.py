@@ -18,9 +18,9 @@ from torch import Tensor
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble, frozen
 from recarc.errors import InputError
 from recarc.evaluation import checks
-from recarc.evaluation.answers import Answers, answers_of, changed_answers
+from recarc.evaluation.answers import Answers, answers_of
 from recarc.evaluation.callbacks import Shard, tell
-from recarc.evaluation.configuration import Json, configuration, differences, environment
+from recarc.evaluation.configuration import Json, configuration, environment
 from recarc.evaluation.faults import RunError
 from recarc.evaluation.fitting import (
     check_attack,
@@ -33,6 +33,7 @@ from recarc.evaluation.fitting import (
     size,
 )
 from recarc.evaluation.folder import RUN, SUMMARY, RunFolder, locked, write_all
+from recarc.evaluation.joining import check_answers, check_rank, compare_versions
 from recarc.evaluation.judge import Judge
 from recarc.evaluation.members import ACCELERATED, Passes, input_dtype, reproducible, tiled
 from recarc.evaluation.progress import Progress, bar
@@ -180,22 +181,23 @@ class _Engine:
             save_inputs=save_inputs,
         )
 
+        here = environment(self.device)
         with ExitStack() as stack:
 
             def begin() -> RunFolder:
                 stack.enter_context(locked(self.path))
-                folder = RunFolder.create_or_join(self.path, told, environment(self.device), resume, self.answers)
-                self._check_answers(folder)
+                folder = RunFolder.create_or_join(self.path, told, here, resume, self.answers)
+                check_answers(folder, self.ensemble, self.answers)
                 return folder
 
             folder = ranks.agree(begin)
-            ranks.together(lambda: self._check_rank(folder, told))
-            todo = ranks.agree(lambda: self._todo(folder))
+            ranks.together(lambda: check_rank(folder, told, self.ensemble, self.answers))
+            todo = ranks.agree(lambda: self._todo(folder, here))
             blind = self._blind_members() if todo and ranks.first else []
             if ranks.first:
                 tell(callbacks, "run_started", told, len(self.samples), len(todo))
             mine = todo[ranks.rank :: ranks.world]
-            self._attack_shards(folder, mine, progress and ranks.first, save_inputs, callbacks)
+            self._attack_shards(folder, mine, here, progress and ranks.first, save_inputs, callbacks)
             ranks.wait()
             result = self._result(folder, ranks)
             if ranks.first:
@@ -205,32 +207,11 @@ class _Engine:
                 write_all({self.path / SUMMARY: json.dumps(result.to_json(), indent=2).encode()})
         return result
 
-    def _check_rank(self, folder: RunFolder, told: Json) -> None:
-        """What this rank was given against what rank 0 was: the records of all go into one run."""
-        found = differences(folder.configuration, told)
-        found += [
-            f"the answers of {phrase}" for phrase in changed_answers(self.ensemble, folder.first_logits, self.answers)
-        ]
-        if found:
-            raise InputError(
-                f"the ranks do not evaluate the same: {found[0]} (there: rank 0); "
-                "give every rank the same ensemble, attack, data and options"
-            )
-
-    def _check_answers(self, folder: RunFolder) -> None:
-        changed = changed_answers(self.ensemble, folder.first_logits, self.answers)
-        if changed:
-            raise InputError(
-                f"the members of {folder.path} answered the first samples differently ({'; '.join(changed)}): their "
-                "code changed, or something they compute with; choose another folder"
-            )
-
-    def _todo(self, folder: RunFolder) -> list[int]:
+    def _todo(self, folder: RunFolder, here: Json) -> list[int]:
         folder.sweep()
         todo, damaged = folder.pending()
-        begun, now = folder.run["environment"].get("torch"), torch.__version__
-        if todo and begun != now:
-            checks.warn(f"{folder.path} was begun with torch {begun} and goes on with {now}; last bits may differ")
+        if todo:
+            compare_versions(folder, here)
         for k in damaged:
             checks.warn(f"{folder.file(k)} is damaged and will be computed again")
         return todo
@@ -240,7 +221,13 @@ class _Engine:
         return checks.check_members(self.judge.members, x.float(), y, self.ball)
 
     def _attack_shards(
-        self, folder: RunFolder, mine: list[int], progress: bool, save_inputs: bool, callbacks: Sequence[Any]
+        self,
+        folder: RunFolder,
+        mine: list[int],
+        here: Json,
+        progress: bool,
+        save_inputs: bool,
+        callbacks: Sequence[Any],
     ) -> None:
         with bar(sum(len(folder.rows_of(k)) for k in mine), progress) as shown:
             for k in mine:
@@ -252,7 +239,7 @@ class _Engine:
                     "forward": self.passes.forward,
                     "backward": self.passes.backward,
                 }
-                folder.commit(k, records, cost, inputs)
+                folder.commit(k, records, {**cost, "recarc": here["recarc"], "commit": here["commit"]}, inputs)
                 part = Evaluation(records, self.ensemble.alpha.numpy())
                 figures = part.clean_accuracy, part.robust_accuracy
                 tell(callbacks, "shard_done", Shard(k, len(records), *figures, cost["seconds"]))
