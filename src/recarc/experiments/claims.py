@@ -139,13 +139,13 @@ def _below_at(results: Results) -> Finding | None:
 def _alpha_one(results: Results) -> Finding | None:
     curves: dict[str, tuple[RowResult, list[tuple[float, float]]]] = {}  # by what was measured, which may stand twice
     for row in _rows(results, "figure3", "figure7", "figure6"):
-        if row.axis == "alpha" and row.curve("ARC"):
+        if row.axis == "alpha" and 1.0 in dict(row.curve("ARC")):
             curves.setdefault(f"{row.ensemble} {row.curve('ARC')}", (row, row.curve("ARC")))
     if not curves:
         return None
     lost, lines = [], []
     for row, curve in curves.values():
-        (x, best), one = max(curve, key=lambda p: (p[1], p[0])), dict(curve).get(1.0, 0.0)
+        (x, best), one = max(curve, key=lambda p: (p[1], p[0])), dict(curve)[1.0]
         lost.append(best - one)
         name = row.row if row.norm in row.row else f"{row.norm} {row.row}"
         lines.append(f"{name}: best {best:.2f} at alpha {x:g}, {one:.2f} at 1 ({_basis(row)})")
