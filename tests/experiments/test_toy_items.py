@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from recarc.experiments import results
+from recarc.evaluation.intervals import wilson
+from recarc.experiments import results, runner
 from recarc.experiments.catalog import ITEMS
 from recarc.experiments.figures import draw
 from recarc.experiments.layout import grids, is_matrix, matrix_of
 from recarc.experiments.recipe import Difference, Row
 from recarc.experiments.results import ItemResult, RowResult
-from recarc.experiments.runner import Reproduction
+from recarc.experiments.runner import Reproduction, _paired
+from recarc.experiments.scale import TOY
 from recarc.experiments.special import SPECIAL, special_rows
 from recarc.experiments.workshop import Workshop
 
@@ -66,6 +70,32 @@ def test_a_difference_between_two_places_of_a_sweep(toy_shop: Workshop, tmp_path
     assert found.alpha is None  # every size has its own
     assert gain.measured == pytest.approx(three.measured - one.measured, abs=1e-3) and gain.unit == "points"
     assert all("gain" not in grid.header for grid in grids(ItemResult("figure10", "", (found,))))
+
+
+def test_a_difference_that_never_varied_has_an_interval_all_the_same() -> None:
+    low, high = _paired(np.zeros(100))
+    assert (low, high) == pytest.approx((-wilson(0, 100)[1], wilson(0, 100)[1])) and 0.03 < high < 0.04
+    assert _paired(np.full(100, 1.0)) == pytest.approx((1 - 2 * high, 1)) and _paired(np.zeros(1))[1] > 0.5
+    varied = np.array([0.0, 0.5, 0.5, 1.0])
+    half = 1.96 * varied.std(ddof=1) / 2
+    assert _paired(varied) == pytest.approx((0.5 - half, 0.5 + half))
+
+
+def test_a_search_for_alpha_is_kept_for_its_own_grid(toy_shop: Workshop, tmp_path: Path, monkeypatch: Any) -> None:
+    item = ITEMS["table1"]
+    searched: list[int] = []
+    row, search = TOY.row(next(row for row in item.rows if row.alpha == "grid")), runner.choosing.grid_search
+
+    def counted(ensemble: Any, samples: Any, attack: Any, grid: int, **more: Any) -> Any:
+        searched.append(grid)
+        return search(ensemble, samples, attack, grid, **more)
+
+    monkeypatch.setattr(runner.choosing, "grid_search", counted)
+    for grid in (4, 4, 5):
+        shop = replace(toy_shop, out=tmp_path, scale=replace(TOY, grid=grid))
+        images = shop.images(row.data)
+        Reproduction(item, [row], shop, tmp_path, progress=False).alpha_of(row, toy_shop.ensemble(row.made), images)
+    assert searched == [4, 5]
 
 
 def test_the_picture_of_figure_2_shows_what_the_paper_says(toy_shop: Workshop, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from recarc.evaluation import alpha as choosing
 from recarc.evaluation.configuration import described, environment, module_hash
 from recarc.evaluation.engine import evaluate
 from recarc.evaluation.folder import RunFolder, write_all
+from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.members import ACCELERATED
 from recarc.evaluation.result import Estimate, Evaluation, estimate
 from recarc.experiments import results
@@ -133,7 +134,8 @@ class Reproduction:
         attack = scale.attack(self._search_attack(row))
         said = f"grid of {scale.grid} points with AdaptivePGD on the first {count} images"
         part = images.limit(count)
-        kept = self.workshop.out / "runs" / f"alpha-{self._digest(found.ensemble, attack, row.ball(), part)}.json"
+        digest = self._digest(found.ensemble, attack, row.ball(), part)
+        kept = self.workshop.out / "runs" / f"alpha-{scale.grid}-{digest}.json"
         if kept.exists():
             return tuple(json.loads(kept.read_text())["alpha"]), said
         x, y = part.batch(np.arange(count))
@@ -243,11 +245,10 @@ class Reproduction:
             if any(place not in self.evaluations for place in places):  # an ensemble with fewer members was given
                 continue
             of, less = (self.evaluations[place].robust_scores for place in places)
-            gap = 100 * (of - less)
-            half = 1.96 * float(gap.std(ddof=1)) / len(gap) ** 0.5 if len(gap) > 1 else 100.0
-            mean = float(gap.mean())
-            interval = (round(mean - half, 4), round(mean + half, 4))
-            found.append(Figure(wanted.column, round(mean, 4), interval, wanted.paper, unit="points"))
+            low, high = _paired(of - less)
+            interval = (round(100 * low, 4), round(100 * high, 4))
+            mean = round(100 * float((of - less).mean()), 4)
+            found.append(Figure(wanted.column, mean, interval, wanted.paper, unit="points"))
         return found
 
     def draw(self, row: Row, found: Found, alpha: Alpha, images: ImageSet) -> None:
@@ -280,6 +281,18 @@ def _commit_of(evaluation: Evaluation) -> str | None:
     assert evaluation.path is not None
     known: str | None = RunFolder.open(evaluation.path).run["environment"].get("commit")
     return known
+
+
+def _paired(gap: np.ndarray) -> tuple[float, float]:
+    """95 % interval for the mean of differences in [-1, 1].
+
+    Where all are equal, gains and losses each have theirs, which leave room for values that were not seen.
+    """
+    if len(gap) > 1 and np.ptp(gap) > 0:
+        half = 1.96 * float(gap.std(ddof=1)) / len(gap) ** 0.5
+        return float(gap.mean()) - half, float(gap.mean()) + half
+    gains, losses = mean_interval(gap.clip(0, 1)), mean_interval((-gap).clip(0, 1))
+    return max(-1.0, gains[0] - losses[1]), min(1.0, gains[1] - losses[0])
 
 
 def _percent(found: Estimate) -> tuple[float, tuple[float, float]]:
