@@ -12,7 +12,7 @@ from typing import Any
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
 from recarc.evaluation.engine import evaluate
-from recarc.evaluation.folder import write_all
+from recarc.evaluation.folder import RUN, RunFolder, write_all
 from recarc.evaluation.result import Estimate, Evaluation, estimate
 from recarc.geometry import Ball
 
@@ -88,7 +88,7 @@ def sweep(
                 cells.append(Cell(value, name, staged.stage_accuracies[name], _path(staged), name))
                 continue
             own = over not in ("steps", "planes") or changed is not attack
-            place = folder / (f"{over}={value:g}" if own else "shared") / name
+            place = _place(folder, over, value, name) if own else folder / "shared" / name
             if tell is not None:
                 tell(f"{over} {value:g}, {name}")
             result = evaluate(rec, changed, data, there, out=place, **options)
@@ -147,6 +147,24 @@ def first_with(value: float, alpha: Sequence[float]) -> list[float]:
     rest = sum(alpha[1:])
     shares = [a / rest for a in alpha[1:]] if rest > 0 else [1 / (len(alpha) - 1)] * (len(alpha) - 1)
     return [value, *(round((1 - value) * share, 12) for share in shares)]  # 0.3, not 0.30000000000000004
+
+
+def _place(folder: Path, over: str, value: float, name: str) -> Path:
+    """The run folder of a point: its value to the last digit, or six digits where an older version made that run."""
+    exact, short = (folder / f"{over}={text}" / name for text in (_exactly(value), f"{value:g}"))
+    return short if exact != short and not exact.exists() and _holds(short, over, value) else exact
+
+
+def _exactly(value: float) -> str:
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
+def _holds(run: Path, over: str, value: float) -> bool:
+    if not (run / RUN).exists():
+        return False
+    told = RunFolder.open(run).configuration
+    found = {"eps": told["ball"]["eps"], "alpha": told["alpha"][0]}.get(over)
+    return isinstance(found, float) and abs(found - value) <= 1e-12
 
 
 def _has(attack: Any, knob: str) -> bool:
