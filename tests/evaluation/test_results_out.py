@@ -32,6 +32,14 @@ def test_csv_holds_what_the_figures_follow_from(tmp_path: Path) -> None:
     assert np.isclose(np.mean([float(r["floor"]) for r in rows]), result.floor)
 
 
+def test_csv_says_nothing_of_a_member_that_was_not_attacked(tmp_path: Path) -> None:
+    ensemble, data = problem(10)
+    result = evaluate(ensemble.with_alpha([0.5, 0.5, 0]), Tight("quick"), data, BALL, progress=False)
+    rows = rows_of(result.to_csv(tmp_path / "samples.csv"))
+    assert {row["robust_alone_2"] for row in rows} == {""}
+    assert {row["robust_alone_0"] for row in rows} <= {"True", "False"}
+
+
 def test_csv_of_an_attacker_that_draws(tmp_path: Path) -> None:
     ensemble, data = problem(6)
     result = evaluate(ensemble, RandomAttacker(PGD(steps=2)), data, BALL, progress=False)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 def columns(evaluation: Evaluation) -> dict[str, np.ndarray]:
     """One row a sample: index, label, scores, then every member's clean and attacked prediction (-1: NaN logits).
 
+    A member of alpha 0 was not attacked alone, so nothing is in its column of that.
     Where the attacker randomises over J inputs, the attacked predictions and norms are numbered by input first.
     """
     table = {
@@ -36,7 +37,9 @@ def columns(evaluation: Evaluation) -> dict[str, np.ndarray]:
         table |= {f"attacked_{prefix}{i}": row for i, row in enumerate(attacked)}
         table[f"norm_{j}" if inputs > 1 else "norm"] = evaluation.norms[j]
     if evaluation.alone is not None:
-        table |= {f"robust_alone_{i}": row for i, row in enumerate(evaluation.alone)}
+        unknown = np.full(len(evaluation), None)
+        known = zip(evaluation.alpha > 0, evaluation.alone)
+        table |= {f"robust_alone_{i}": row if attacked else unknown for i, (attacked, row) in enumerate(known)}
     return table
 
 
