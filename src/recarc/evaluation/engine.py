@@ -229,7 +229,7 @@ class _Engine:
         save_inputs: bool,
         callbacks: Sequence[Any],
     ) -> None:
-        with bar(sum(len(folder.rows_of(k)) for k in mine), progress) as shown:
+        with bar(sum(len(folder.rows_of(k)) for k in mine), progress, self.passes) as shown:
             for k in mine:
                 start = time.perf_counter()
                 self.passes.forward = self.passes.backward = 0
