@@ -7,7 +7,8 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -60,7 +61,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def inner(*args: Any, **kwargs: Any) -> None:
         try:
-            command(*args, **kwargs)
+            with working_folder_importable() if kwargs.get("trust_code") else nullcontext():
+                command(*args, **kwargs)
         except KeyboardInterrupt:
             hint = "; with a run folder (--out), the same command goes on where it stopped" if "out" in kwargs else ""
             tell(f"interrupted{hint}")
@@ -76,6 +78,17 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             raise Failed(1) from error
 
     return inner
+
+
+@contextmanager
+def working_folder_importable() -> Iterator[None]:
+    """As for `python script.py`, whose own modules lie beside it; after everything installed."""
+    here = os.getcwd()
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
 
 
 def tell(text: str) -> None:

@@ -124,8 +124,8 @@ def _refuse_factories(folder: Path, manifest: Manifest) -> None:
     for i, member in enumerate(manifest.members):
         if isinstance(member.spec, FactorySpec):
             raise InputError(
-                f"member {i} of {folder} is made by the code {member.spec.factory!r}, and loading it would import "
-                "and run that code: where you trust it, load with allow_factories=True"
+                f"member {i} of {folder} is made by the code {member.spec.factory!r}, and loading it would import and "
+                "run that code: where you trust it, load with allow_factories=True (--trust-code on the command line)"
             )
 
 
