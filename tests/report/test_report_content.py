@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import SCRIPT, make_runs
+from small_runs import SCRIPT, make_runs, small_ensemble
 
-from recarc import InputError
+from recarc import Ball, InputError, RandomizedEnsemble, evaluate
 from recarc.attacks import (
     ARC,
     PGD,
@@ -29,6 +29,7 @@ from recarc.attacks import (
     Tight,
 )
 from recarc.cli.attacks import attack_named
+from recarc.data import load
 from recarc.evaluation import Evaluation, Verdict
 from recarc.evaluation.configuration import described
 from recarc.evaluation.wording import eps_text
@@ -254,6 +255,25 @@ def test_a_command_is_given_only_where_it_makes_the_same_attack(attack: Attack, 
         name = f"--{option.replace('_', '-')}"
         options |= {option: kind(typed[typed.index(name) + 1])} if name in typed else {}
     assert attack_named(typed[typed.index("--attack") + 1], **options) == attack
+
+
+@pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
+def test_pictures_of_runs_on_tensors(tmp_path: Path) -> None:
+    ensemble, (x, y) = small_ensemble(), load("digits", "test", limit=12).tensors()
+    evaluate(ensemble, PGD(steps=1), (x, y), Ball("l2", 0.6), out=tmp_path / "run", save_inputs=True, progress=False)
+    flat = RandomizedEnsemble([torch.nn.Linear(64, 10).eval()])
+    options: dict[str, Any] = {"save_inputs": True, "progress": False}
+    evaluate(flat, PGD(steps=1), (x.flatten(1), y), Ball("l2", 0.6), out=tmp_path / "flat", **options)
+    runs = load_runs([tmp_path / "run"])
+    without = build_report(runs)
+    assert without.gallery is None
+    why = "no pictures: the runs are on tensors, not on a data set with a name; give them: build_report(data=(x, y))"
+    assert without.notes == [why]
+    assert build_report(runs, data=(1 - x, y)).notes == ["no pictures: tensors here is not the data that was attacked"]
+    pictures = build_report(runs, data=(x, y)).gallery
+    assert pictures is not None and {e.label for e in pictures.examples} <= set("0123456789")
+    vectors = build_report(load_runs([tmp_path / "flat"]), data=(x.flatten(1), y))
+    assert vectors.notes == ["no pictures: inputs of shape (64,) are no images of 1 or 3 channels"]
 
 
 def test_each_matrix_has_a_file_of_its_own(report: Report, tmp_path: Path) -> None:

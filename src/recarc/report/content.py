@@ -14,7 +14,7 @@ from recarc.evaluation.result import Estimate, estimate
 from recarc.evaluation.verdict import Verdict
 from recarc.evaluation.wording import eps_text
 from recarc.report.curves import BEST, ROLES, STAGES, Curve, best_member, curves
-from recarc.report.gallery import Gallery, gallery
+from recarc.report.gallery import Data, Gallery, gallery
 from recarc.report.rescoring import Rescoring, rescoring
 from recarc.report.runs import Run, place
 
@@ -123,17 +123,19 @@ def build_report(
     sections: Sequence[Section] = (),
     ensemble: str = "ENSEMBLE",
     command: str = "",
+    data: Data | None = None,
 ) -> Report:
     """Puts the runs of one ensemble together. The verdict is that of the largest run with a floor.
 
     `ensemble` is its folder, for the commands that repeat the runs; `command` the one that made them all, if one did.
+    `data` is what was attacked, for the pictures: by default the data set of that name, and needed for tensors (x, y).
     """
     if not runs:
         raise InputError("a report needs at least one run")
     runs = list(runs)
     main = _main(runs)
     same = sorted((run for run in runs if run.problem == main.problem), key=lambda run: place(run.title))
-    pictures, note = gallery(same, data_dir)
+    pictures, note = gallery(same, data_dir, data)
     notes = [note] if note else []
     notes += [
         f"{r.name} is not finished: {len(r.evaluation)} of {r.evaluation.expected_samples} samples so far"

@@ -7,14 +7,18 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from recarc.data import load
 from recarc.errors import InputError
+from recarc.evaluation.configuration import Json
 from recarc.evaluation.folder import RunFolder
+from recarc.evaluation.samples import Samples, TensorSamples, as_samples
 from recarc.report.runs import Run
 
+Data = Any  # an image set, or a pair of tensors (x, y)
 EXAMPLES = 6
 LARGEST = 112  # pixels of an embedded picture's longer side
 
@@ -53,32 +57,54 @@ class Gallery:
     norm: str
 
 
-def gallery(same: Sequence[Run], data_dir: str | Path | None = None) -> tuple[Gallery | None, str]:
+def gallery(
+    same: Sequence[Run], data_dir: str | Path | None = None, data: Data | None = None
+) -> tuple[Gallery | None, str]:
     """The most telling samples of the runs that kept their inputs; or None and why."""
     kept = [run for run in same if run.configuration.get("save_inputs") and run.evaluation.path is not None]
     kept = [run for run in kept if len(run.evaluation.weights) == 1 and run.evaluation.complete]
     if not kept:
         return None, "no pictures: none of these runs kept its inputs (--save-inputs)"
-    told = kept[0].configuration["data"]
+    rows = _telling(kept)
     try:
-        images = load(told["name"], told.get("split") or "test", data_dir=data_dir, limit=told["samples"])
+        images = _attacked(kept[0].configuration["data"], data_dir, data)
+        x, y = images.batch(rows)
+        if x.dim() != 4 or x.shape[1] not in (1, 3):
+            raise InputError(f"inputs of shape {tuple(x.shape[1:])} are no images of 1 or 3 channels")
     except InputError as error:
         return None, f"no pictures: {error}"
-    if images.fingerprint != told["fingerprint"]:
-        return None, f"no pictures: {told['name']} here is not the data that was attacked"
-    rows = _telling(kept)
-    x, y = images.batch(rows)
-    clean = x.numpy()
+    classes = getattr(images, "classes", None) or _numbers(kept)
+    clean = x.float().cpu().numpy()
     inputs = {run.name: _inputs(run, rows) for run in kept}
     examples = []
     for k, row in enumerate(rows):
         first = kept[0].evaluation
-        shots = [_shot(run, inputs[run.name][k], clean[k], int(row), images.classes) for run in kept]
-        answers = _answers(first.clean_predictions[:, row], int(y[k]), images.classes)
+        shots = [_shot(run, inputs[run.name][k], clean[k], int(row), classes) for run in kept]
+        answers = _answers(first.clean_predictions[:, row], int(y[k]), classes)
         score = float(first.clean_scores[row])
-        examples.append(Example(int(row), images.classes[int(y[k])], clean[k], answers, score, shots))
+        examples.append(Example(int(row), classes[int(y[k])], clean[k], answers, score, shots))
     norm = str((kept[0].configuration.get("ball") or {}).get("norm", ""))
     return Gallery(examples, norm), ""
+
+
+def _attacked(told: Json, data_dir: str | Path | None, data: Data | None) -> Samples:
+    """The samples that were attacked: those given, or the data set of that name."""
+    if data is not None:
+        found = as_samples(data)
+    elif told["name"] == TensorSamples.name:
+        raise InputError("the runs are on tensors, not on a data set with a name; give them: build_report(data=(x, y))")
+    else:
+        found = load(told["name"], told.get("split") or "test", data_dir=data_dir, limit=told["samples"])
+    if found.fingerprint != told["fingerprint"]:
+        raise InputError(f"{found.name} here is not the data that was attacked")
+    return found
+
+
+def _numbers(kept: Sequence[Run]) -> list[str]:
+    """Names of classes that have none."""
+    found = [a for run in kept for a in (run.evaluation.labels, run.evaluation.clean_predictions)]
+    found += [run.evaluation.adversarial_predictions for run in kept]
+    return [str(i) for i in range(1 + max(int(a.max()) for a in found))]
 
 
 def _telling(kept: Sequence[Run]) -> np.ndarray:
