@@ -23,7 +23,8 @@ def first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: T
     """Logits on the first samples; refuses inputs and labels that the members do not fit."""
     with torch.no_grad():
         try:
-            classes = tiled(ensemble, len(x), Passes()).logits(x).shape[-1]  # one call each, in its own precision
+            few = x[:2]  # one call each, in the precision of the member
+            classes = tiled(ensemble, len(few), Passes()).logits(few).shape[-1]
         except RuntimeError as error:
             reason = first_line(error)
             raise InputError(f"the members cannot take inputs of shape {tuple(x.shape)}: {reason}") from None
