@@ -129,6 +129,18 @@ def test_what_was_said_stays_with_the_run(tmp_path: Path) -> None:
     assert not Verdict.of(result).conclusive
 
 
+def test_a_run_that_stops_early_keeps_what_was_said(tmp_path: Path) -> None:
+    class Stop:
+        def shard_done(self, shard: Any) -> None:
+            raise KeyboardInterrupt
+
+    with warnings.catch_warnings(), pytest.raises(KeyboardInterrupt):
+        warnings.simplefilter("ignore")
+        evaluate(Rounded().eval(), Tight(), problem()[1], BALL, out=tmp_path, shard_size=8, callbacks=[Stop()])
+    found = Evaluation.load(tmp_path, partial=True)
+    assert len(found) == 8 and len(found.warnings) == 1 and found.blind_members == [0]
+
+
 def test_a_silent_run_has_no_warnings() -> None:
     result = evaluate(problem()[0], QUICK, problem()[1], BALL)
     assert result.warnings == [] and result.blind_members == []

@@ -74,26 +74,28 @@ def evaluate(
     import recarc
     from recarc.cli.devices import device_named
     from recarc.data import load
+    from recarc.evaluation.checks import heard
 
     method, ball = attack_named(attack, restarts, **knobs), recarc.Ball(norm, radius, valid)
     rec = recarc.load_ensemble(ensemble, device_named(device), allow_factories=trust_code)
     if probabilities is not None:
         rec = rec.with_alpha(probabilities)
-    _compare_norms(ensemble, ball)
     images = load(data, split, data_dir=data_dir, limit=limit)
-    result = recarc.evaluate(
-        rec,
-        method,
-        images,
-        ball,
-        batch_size=batch,
-        shard_size=size("--shard-size", shard_size),
-        out=out,
-        resume=resume,
-        progress=not quiet,
-        save_inputs=save_inputs,
-        precision=precision,
-    )
+    with heard():
+        _compare_norms(ensemble, ball)
+        result = recarc.evaluate(
+            rec,
+            method,
+            images,
+            ball,
+            batch_size=batch,
+            shard_size=size("--shard-size", shard_size),
+            out=out,
+            resume=resume,
+            progress=not quiet,
+            save_inputs=save_inputs,
+            precision=precision,
+        )
     if int(os.environ.get("RANK", "0")) > 0:
         return
     if json_:

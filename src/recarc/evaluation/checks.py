@@ -40,8 +40,8 @@ def warn(text: str) -> None:
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """Every text that is warned of meanwhile, whether or not Python shows it."""
-    texts: list[str] = []
+    """Every text that is warned of meanwhile, whether or not Python shows it; after those of a `heard` around it."""
+    texts = list(_heard.get() or [])
     before = _heard.set(texts)
     try:
         yield texts

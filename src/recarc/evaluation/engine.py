@@ -195,6 +195,7 @@ class _Engine:
             todo = ranks.agree(lambda: self._todo(folder, here))
             blind = self._blind_members() if todo and ranks.first else []
             if ranks.first:
+                folder.keep_said(warned, blind)
                 tell(callbacks, "run_started", told, len(self.samples), len(todo))
             mine = todo[ranks.rank :: ranks.world]
             self._attack_shards(folder, mine, here, progress and ranks.first, save_inputs, callbacks)
@@ -203,7 +204,6 @@ class _Engine:
             if ranks.first:
                 checks.check_result(result, self.classes)
                 result.warnings = list(dict.fromkeys([*result.warnings, *warned]))
-                result.blind_members = sorted({*result.blind_members, *blind})
                 write_all({self.path / SUMMARY: json.dumps(result.to_json(), indent=2).encode()})
         return result
 

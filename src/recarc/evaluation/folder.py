@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -85,12 +85,21 @@ class RunFolder:
             )
 
     def summary(self) -> Json:
-        """The summary of a finished run; empty where there is none."""
+        """The summary of a finished run; of another one what was warned of, if anything."""
         try:
             told = json.loads((self.path / SUMMARY).read_bytes())
         except (OSError, ValueError):
             return {}
         return told if isinstance(told, dict) else {}
+
+    def keep_said(self, warned: Sequence[str], blind: Sequence[int]) -> None:
+        """Puts warnings down before the first attack, so that a run which stops early has them too."""
+        said = self.summary()
+        texts = list(dict.fromkeys([*said.get("warnings", []), *warned]))
+        members = sorted({*said.get("blind_members", []), *blind})
+        if (texts, members) != (said.get("warnings", []), said.get("blind_members", [])):
+            said |= {"complete": False, "warnings": texts, "blind_members": members}
+            write_all({self.path / SUMMARY: json.dumps(said, indent=2).encode()})
 
     def rows_of(self, k: int) -> range:
         return range(k * self.shard_size, min(self.samples, (k + 1) * self.shard_size))
