@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -200,6 +201,27 @@ def test_hooks_are_part_of_a_member() -> None:
 
 def test_which_of_several_gpus_makes_no_difference() -> None:
     assert described(torch.device("cuda", 0)) == described(torch.device("cuda", 3)) != described(torch.device("cpu"))
+
+
+def web(size: int) -> dict[str, Any]:
+    """Objects that all know each other, as a trainer and its callbacks do."""
+    nodes = [Shift(float(i)) for i in range(size)]
+    for node in nodes:
+        node.others = nodes  # type: ignore[attr-defined]
+    return {"trainer": nodes[0]}
+
+
+def test_a_web_of_objects_is_told_in_no_time_by_its_kind() -> None:
+    began = time.perf_counter()
+    assert module_hash(Normalised(web(40))) == module_hash(Normalised(web(40)))
+    assert time.perf_counter() - began < 5
+    assert module_hash(Normalised(web(3))) != module_hash(Normalised(web(4)))
+
+
+def test_a_compiled_module_is_the_same_in_every_process() -> None:
+    one, other = Normalised(0.5), Normalised(0.5)
+    one._torchdynamo_wrapper_id, other._torchdynamo_wrapper_id = id(one), id(other)  # type: ignore[assignment]
+    assert module_hash(one) == module_hash(other)
 
 
 def test_a_module_that_holds_itself_has_a_hash() -> None:

@@ -9,6 +9,7 @@ import math
 import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -28,11 +29,20 @@ Describe = Callable[[Any], Any]
 REGISTRIES = frozenset(vars(nn.Module()))  # of torch's own: parameters, buffers, modules, hooks
 WRAPPERS = ("torch._", "torch.fx.", "torch.jit.")  # what these hold besides the model is theirs
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+PASSING = ("training", "_torchdynamo_wrapper_id")  # the second is an address, of a compiled module
+MANY = 1000  # objects within what a module holds
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 DERIVED = (  # of torch's layers, from their other attributes
     "_reversed_padding_repeated_twice",
     *("_flat_weights", "_flat_weight_refs", "_flat_weights_names", "_all_weights"),
 )
+
+
+class _TooManyError(Exception):
+    pass
+
+
+_left: ContextVar[list[int] | None] = ContextVar("left", default=None)
 
 
 def described(value: Any, known: Known | None = None) -> Any:
@@ -105,6 +115,7 @@ def _content(cell: CellType) -> Any:
 
 def _object(value: Any, inner: Describe) -> Json:
     """By its attributes; what has none, or says itself how to make it again, by that."""
+    _count()
     told: Json = {"class": type(value).__name__}
     if hasattr(value, "__dict__") and type(value).__reduce__ is object.__reduce__:
         return {**told, **{k: inner(v) for k, v in sorted(vars(value).items())}}
@@ -124,14 +135,33 @@ def module_hash(module: nn.Module, known: Known | None = None) -> str:
     parts = dict(module.named_modules())
     known = {**(known or {}), **{id(part): f"part {name}" for name, part in parts.items()}}
     for name, part in parts.items():
-        plain = {k: v for k, v in vars(part).items() if isinstance(v, (bool, int, float, str)) and k != "training"}
+        plain = {k: v for k, v in vars(part).items() if isinstance(v, (bool, int, float, str)) and k not in PASSING}
         digest.update(f"{name} {sorted(plain.items())}".encode())
-        held = {k: described(v, known) for k, v in vars(part).items() if _matters(part, k, v)}
-        held |= {k: [described(hook, known) for hook in hooks.values()] for k in HOOKS if (hooks := vars(part).get(k))}
+        held = {k: _bounded(v, known) for k, v in vars(part).items() if _matters(part, k, v)}
+        held |= {k: [_bounded(hook, known) for hook in hooks.values()] for k in HOOKS if (hooks := vars(part).get(k))}
         digest.update(canonical(held).encode() if held else b"")
     for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()], key=lambda pair: pair[0]):
         digest.update(f"{name} {tensor_hash(tensor)}".encode())
     return digest.hexdigest()
+
+
+def _bounded(value: Any, known: Known) -> Any:
+    """The description of what a module holds; only the kind where that is a whole web of objects, such as a trainer."""
+    before = _left.set([MANY])
+    try:
+        return described(value, known)
+    except (_TooManyError, RecursionError):
+        return {"class": type(value).__name__}
+    finally:
+        _left.reset(before)
+
+
+def _count() -> None:
+    left = _left.get()
+    if left is not None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise _TooManyError
 
 
 def _matters(part: nn.Module, name: str, value: Any) -> bool:
