@@ -6,7 +6,6 @@ import hashlib
 import json
 import random
 import secrets
-import shutil
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import accumulate
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from recarc.errors import InputError, unknown
-from recarc.files import sibling
+from recarc.files import beside
 
 FORMATS = {"torch": ".pt2", "onnx": ".onnx"}
 MANIFEST = "deployment.json"
@@ -108,9 +107,8 @@ def export(ensemble: Drawn, folder: str | Path, example: Tensor, format: str = "
         _need_onnx()
     modules = [member if isinstance(member, nn.Module) else _Callable(member).eval() for member in ensemble.members]
     _check_modes(modules)
-    part = sibling(folder)  # renamed at the end: a folder of this name is whole
-    part.mkdir(parents=True)
-    try:
+    with beside(folder) as part:
+        part.mkdir()
         told = {
             "format": format,
             "alpha": ensemble.alpha.tolist(),
@@ -119,9 +117,6 @@ def export(ensemble: Drawn, folder: str | Path, example: Tensor, format: str = "
             "torch": torch.__version__,
         }
         (part / MANIFEST).write_text(json.dumps(told, indent=2))
-        part.replace(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return folder
 
 

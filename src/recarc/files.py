@@ -14,7 +14,7 @@ from pathlib import Path
 def beside(path: Path) -> Iterator[Path]:
     """A new name to write a file or a folder under, of the same suffix. It takes the place of `path` at the end of the
     block; after an error `path` is as it was."""
-    part = sibling(path)
+    part = _sibling(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part
@@ -37,7 +37,7 @@ def write_through(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def sibling(path: Path) -> Path:
+def _sibling(path: Path) -> Path:
     """A name beside `path` that nothing has yet."""
     return path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}.part{path.suffix}")
 
@@ -47,7 +47,7 @@ def _move(part: Path, path: Path) -> None:
     if not path.is_dir():
         part.replace(path)
         return
-    old = sibling(path)
+    old = _sibling(path)
     path.rename(old)
     try:
         part.rename(path)

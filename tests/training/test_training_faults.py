@@ -44,6 +44,7 @@ def changed_head() -> nn.Module:
         ({"eps": -0.1}, "finite number >= 0"),
         ({"norm": None, "eps": None}, "at attacks while training: give norm and eps"),
         ({"norm": None}, "norm and eps belong together"),
+        ({"eps": 0.0}, "eps is 0, which leaves nothing to train against"),
         ({"members": 0}, "members is 0"),
         ({"method": "bat", "members": 1}, "at least 2"),
         ({"seed": -1}, "seed is -1"),

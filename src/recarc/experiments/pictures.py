@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from recarc.attacks import Attack
 from recarc.data.imageset import ImageSet
 from recarc.ensemble import RandomizedEnsemble
 from recarc.experiments.results import Figure, RowResult, now
+from recarc.files import beside
 from recarc.geometry import Ball
 from recarc.provenance import commit
 from recarc.report.plane import THREE, TWO, Plane, solved, write_plane
@@ -86,10 +86,8 @@ def pyplot() -> Any:
 
 
 def save(figure: Any, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
-    part = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
-    figure.savefig(part, dpi=120)
-    part.replace(path)  # whole at any moment: several processes may measure rows of one item
+    with beside(path) as part:  # whole at any moment: several processes may measure rows of one item
+        figure.savefig(part, dpi=120)
     pyplot().close(figure)
     return path

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recarc.errors import InputError
+from recarc.files import write_bytes
 from recarc.locks import hold
 
 FORMAT = 1
@@ -97,12 +98,9 @@ def read(folder: Path, item: str, title: str = "") -> ItemResult:
 
 
 def write(folder: Path, result: ItemResult) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     path = path_of(folder, result.item)
     document = {"format": FORMAT, **asdict(result)}
-    part = path.with_suffix(".json.part")
-    part.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_bytes(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
     return path
 
 

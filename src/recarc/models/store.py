@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from recarc.errors import InputError
-from recarc.files import sibling
+from recarc.files import beside, write_through
 from recarc.models.factories import make_member, spec_of, unwrapped
 from recarc.models.manifest import FILE, Manifest, MemberFile, read_manifest
 from recarc.models.registry import build_spec
@@ -148,35 +147,13 @@ def _load_member(folder: Path, index: int, entry: MemberFile) -> nn.Module:
 
 
 def _write_folder(target: Path, files: Mapping[str, bytes]) -> None:
-    aside = sibling(target)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside.mkdir()
-        for name, data in files.items():
-            with (aside / name).open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        _move(aside, target)
+        with beside(target) as part:
+            part.mkdir()
+            for name, data in files.items():
+                write_through(part / name, data)
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror or error}; nothing was saved") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _move(aside: Path, target: Path) -> None:
-    """Renames into place; an older folder steps aside first and comes back if that fails."""
-    if not target.exists():
-        aside.rename(target)
-        return
-    old = sibling(target)
-    target.rename(old)
-    try:
-        aside.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _device(device: str | torch.device) -> torch.device:

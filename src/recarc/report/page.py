@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from markupsafe import Markup
 
 from recarc.errors import InputError
 from recarc.evaluation.wording import attack_text, eps_text
+from recarc.files import write_bytes
 from recarc.report.content import Report
 from recarc.report.gallery import colours, data_uri
 from recarc.report.svg import curve_svg, legend_mark, rescoring_svg
@@ -44,16 +43,10 @@ def render(report: Report) -> str:
 def write_page(report: Report, path: str | Path) -> Path:
     """Writes the page as a whole or not at all."""
     target = Path(path)
-    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(render(report), encoding="utf-8")
-        aside.replace(target)
+        write_bytes(target, render(report).encode())
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}; choose another place with --out") from None
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
     return target
 
 

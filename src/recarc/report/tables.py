@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from recarc.errors import InputError
+from recarc.files import write_bytes
 from recarc.report.content import Report, file_names
 from recarc.report.curves import Curve
 
@@ -83,11 +83,8 @@ def write_tables(report: Report, folder: str | Path) -> list[Path]:
 def write_texts(folder: str | Path, texts: dict[str, str]) -> list[Path]:
     target = Path(folder)
     try:
-        target.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            aside = target / f".{name}.{os.getpid()}.tmp"
-            aside.write_text(text, encoding="utf-8")
-            aside.replace(target / name)
+            write_bytes(target / name, text.encode())
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror or error}; choose another folder") from None
     return [target / name for name in texts]

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from recarc.errors import InputError, first_line
+from recarc.files import write_through
 from recarc.training.faults import TrainingError, disk_message
 from recarc.training.lane import Lane
 from recarc.training.lock import FolderLock
@@ -147,10 +148,7 @@ class RunFolder:
     def _write(self, path: Path, data: Any) -> None:
         aside = path.with_name(f".{path.name}.{os.getpid()}.new")
         try:
-            with aside.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            write_through(aside, data)
             aside.replace(path)
         except OSError as error:
             with contextlib.suppress(OSError):

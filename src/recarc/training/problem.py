@@ -104,6 +104,8 @@ def pose(
         raise InputError("norm and eps belong together: give both, e.g. norm 'linf' and eps 8/255")
     if eps is None and chosen.needs_ball:
         raise InputError(f"{chosen.name} attacks while training: give norm and eps, e.g. --norm linf --eps 8/255")
+    if eps == 0:
+        raise InputError("eps is 0, which leaves nothing to train against: use `recarc train natural`")
     ball = None if eps is None or norm is None else Ball(norm, eps)
     images = data if isinstance(data, ImageSet) else load(data, "train", data_dir=data_dir)
     if ball is not None:

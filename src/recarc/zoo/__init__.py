@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recarc.errors import InputError, unknown
-from recarc.files import sibling
+from recarc.files import write_bytes
 
 HOME = Path(__file__).parent
 INDEX = "index.json"
@@ -89,9 +89,7 @@ def add(source: Path, name: str, title: str, made: str, recipe: str, home: Path 
     (where / name).mkdir(parents=True, exist_ok=True)
     for file, data in contents.items():
         (where / name / file).write_bytes(data)
-    aside = sibling(where / INDEX)
-    aside.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    aside.replace(where / INDEX)
+    write_bytes(where / INDEX, (json.dumps(document, indent=2) + "\n").encode())
     return entry
 
 
