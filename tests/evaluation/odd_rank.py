@@ -33,9 +33,10 @@ def open_files() -> int:
 
 if __name__ == "__main__":
     rank, what, out = int(os.environ["RANK"]), sys.argv[1], Path(sys.argv[2])
-    dist.init_process_group("gloo")
+    if what != "again":
+        dist.init_process_group("gloo")
     counts = []
-    for k in range(4 if what == "nothing" else 1):
+    for k in range({"nothing": 4, "again": 3}.get(what, 1)):
         ensemble, data = given(what if rank else "nothing")
         try:
             evaluate(ensemble, QUICK, data, BALL, out=out / str(k), shard_size=8, progress=False)  # type: ignore[arg-type]
@@ -43,5 +44,6 @@ if __name__ == "__main__":
             (out / f"rank{rank}.txt").write_text(str(error))
         counts.append(open_files() if Path("/proc/self/fd").exists() else 0)
     (out / f"files{rank}.txt").write_text(" ".join(map(str, counts)))
-    dist.barrier()
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()

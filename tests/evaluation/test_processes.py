@@ -91,3 +91,9 @@ def test_evaluations_in_a_group_leave_no_connections_open(tmp_path: Path) -> Non
     for rank in range(2):
         counts = (tmp_path / f"files{rank}.txt").read_text().split()
         assert counts[1] == counts[3]
+
+
+def test_processes_meet_for_one_evaluation_after_the_other(tmp_path: Path) -> None:
+    done = called(*RUN, str(HERE / "odd_rank.py"), "again", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert records_of(tmp_path / "0") == records_of(tmp_path / "1") == records_of(tmp_path / "2") != {}

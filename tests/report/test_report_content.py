@@ -89,6 +89,14 @@ def test_without_a_floor_the_page_says_that_it_is_a_bound(runs: Path) -> None:
     assert any("--save-inputs" in note for note in bare.notes)
 
 
+def test_the_page_keeps_what_a_run_was_warned_of(runs: Path) -> None:
+    (run,) = load_runs([runs / "arc"])
+    run.evaluation.warnings[:] = ["the outputs look like <b>probabilities</b>"]
+    told = build_report([run])
+    assert told.notes[-1] == "ARC: the outputs look like <b>probabilities</b>"
+    assert "&lt;b&gt;probabilities" in render(told)
+
+
 def test_a_member_that_was_not_attacked_is_not_called_robust(runs: Path) -> None:
     """At alpha = 1 the second member is never attacked: its bits say nothing."""
     report = build_report(load_runs([runs / "over_alpha" / "alpha=1" / "tight"]))
@@ -268,12 +276,13 @@ def test_pictures_of_runs_on_tensors(tmp_path: Path) -> None:
     without = build_report(runs)
     assert without.gallery is None
     why = "no pictures: the runs are on tensors, not on a data set with a name; give them: build_report(data=(x, y))"
-    assert without.notes == [why]
-    assert build_report(runs, data=(1 - x, y)).notes == ["no pictures: tensors here is not the data that was attacked"]
+    assert without.notes[0] == why
+    other = build_report(runs, data=(1 - x, y))
+    assert other.notes[0] == "no pictures: tensors here is not the data that was attacked"
     pictures = build_report(runs, data=(x, y)).gallery
     assert pictures is not None and {e.label for e in pictures.examples} <= set("0123456789")
     vectors = build_report(load_runs([tmp_path / "flat"]), data=(x.flatten(1), y))
-    assert vectors.notes == ["no pictures: inputs of shape (64,) are no images of 1 or 3 channels"]
+    assert vectors.notes[0] == "no pictures: inputs of shape (64,) are no images of 1 or 3 channels"
 
 
 def test_each_matrix_has_a_file_of_its_own(report: Report, tmp_path: Path) -> None:

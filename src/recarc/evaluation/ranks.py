@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,6 +75,17 @@ class Ranks:
             dist.barrier(group=self.group)
 
 
+_meetings = itertools.count()
+
+
+def meet(backend: str, timeout: timedelta | None = None) -> None:
+    """A process group of all that torchrun started, at a place of its own: torch's place still has the old addresses
+    when processes meet a second time."""
+    store, rank, world = next(iter(dist.rendezvous("env://")))
+    place = dist.PrefixStore(f"recarc {next(_meetings)}", store)
+    dist.init_process_group(backend, store=place, rank=rank, world_size=world, timeout=timeout)
+
+
 @contextmanager
 def joined_ranks() -> Iterator[Ranks]:
     """The processes that torchrun's environment names, connected for control messages only (gloo, on any device)."""
@@ -91,7 +103,7 @@ def joined_ranks() -> Iterator[Ranks]:
     if world == 1 or "RANK" not in os.environ:
         yield Ranks()
         return
-    dist.init_process_group("gloo", timeout=PATIENCE)
+    meet("gloo", PATIENCE)
     try:
         yield Ranks(dist.get_rank(), world, None)
     finally:

@@ -142,6 +142,7 @@ def build_report(
         for r in runs
         if not r.evaluation.complete
     ]
+    notes += dict.fromkeys(f"{r.title}: {text}" for r in same for text in r.evaluation.warnings)
     rows = _rows(main, same)
     return Report(
         title=title or TITLE,

@@ -7,7 +7,6 @@ images within a process's share instead of the whole batch.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recarc.errors import InputError
+from recarc.evaluation.ranks import meet
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,6 @@ class Group:
             dist.barrier()
 
 
-_meetings = itertools.count()
-
-
-def _meet(backend: str) -> None:
-    """A process group of all that torchrun started, at a place of its own: torch's place still has the old addresses
-    when processes meet a second time."""
-    store, rank, world = next(iter(dist.rendezvous("env://")))
-    place = dist.PrefixStore(f"recarc training {next(_meetings)}", store)
-    dist.init_process_group(backend, store=place, rank=rank, world_size=world)
-
-
 @contextmanager
 def joined(device: torch.device) -> Iterator[Group]:
     """The group that torchrun started this process in; a group of one outside torchrun.
@@ -101,7 +90,7 @@ def joined(device: torch.device) -> Iterator[Group]:
             return
         made_here = not dist.is_initialized()
         if made_here:
-            _meet("nccl" if device.type == "cuda" else "gloo")
+            meet("nccl" if device.type == "cuda" else "gloo")
         host = dist.new_group(backend="gloo")
         try:
             yield Group(dist.get_rank(), world, host)
