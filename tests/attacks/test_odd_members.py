@@ -74,6 +74,7 @@ def test_an_ensemble_is_in_train_mode_only_if_a_member_is() -> None:
     assert RandomizedEnsemble([nets[0], nets[1].train()]).training
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_frozen_script_has_no_modes() -> None:
     script = torch.jit.freeze(torch.jit.script(mlp(0).eval()))
     ensemble = RandomizedEnsemble([script])
