@@ -122,7 +122,7 @@ def export(ensemble: Drawn, folder: str | Path, example: Tensor, format: str = "
 
 def _check_modes(members: Sequence[Callable[[Tensor], Tensor]]) -> None:
     for i, member in enumerate(members):
-        if isinstance(member, nn.Module) and any(m.training for m in member.modules()):
+        if isinstance(member, nn.Module) and any(getattr(m, "training", False) for m in member.modules()):
             raise InputError(f"member {i} is in train mode; call ensemble.eval() before it is deployed")
 
 

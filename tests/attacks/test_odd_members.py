@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recarc import ARC, PGD, AdaptivePGD, AutoPGD, Ball, Climb, InputError, RandomizedEnsemble, Restarts
+from recarc import ARC, PGD, AdaptivePGD, AutoPGD, Ball, Climb, InputError, RandomizedEnsemble, Restarts, evaluate
 from recarc.attacks.climb import Found, Problem, chase
 from recarc.ensemble import frozen
 from tiny import mlp, mlp_ensemble, points
@@ -74,13 +74,17 @@ def test_an_ensemble_is_in_train_mode_only_if_a_member_is() -> None:
     assert RandomizedEnsemble([nets[0], nets[1].train()]).training
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::recarc.evaluation.RecarcWarning")
 def test_a_frozen_script_has_no_modes() -> None:
     script = torch.jit.freeze(torch.jit.script(mlp(0).eval()))
     ensemble = RandomizedEnsemble([script])
     with frozen(ensemble):
         assert ensemble.logits(X).shape == (1, 8, 5)
     assert ARC(steps=2)(ensemble, X, Y, BALL).shape == X.shape
+    single = torch.jit.freeze(torch.jit.script(mlp(0, dtype=torch.float32).eval()))
+    for precision in (None, "bfloat16"):
+        found = evaluate(single, ARC(steps=2), (X.float(), Y), BALL, precision=precision, progress=False)
+        assert len(found) == len(X)
 
 
 class Donated(torch.autograd.Function):

@@ -18,7 +18,7 @@ CODE = "from torch import nn\ndef make(): return nn.Sequential(nn.Flatten(), nn.
 
 @pytest.fixture()
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a module and an ensemble that it made, as after leaving the session that saved it."""
+    """A folder with a module and an ensemble that it made, as in another process than the one that saved it."""
     (tmp_path / "nets_of_mine.py").write_text(CODE)
     with monkeypatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))

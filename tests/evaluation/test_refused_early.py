@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from runs import QUICK, problem
 from torch import Tensor, nn
 
 from recarc import (
@@ -109,3 +110,14 @@ def test_what_is_no_attack(attack: Any, says: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=says):
         evaluate(ENSEMBLE, attack, (X, Y), BALL, out=tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_members_that_give_no_logits_or_write_into_their_input() -> None:
+    ensemble, (x, y) = problem(8)
+    net, before = ensemble.members[0], x.clone()
+    odd = RandomizedEnsemble([net, lambda z: (net(z), z)])
+    with pytest.raises(InputError, match=r"member 1 returns a tuple, not logits; wrap it"):
+        evaluate(odd, QUICK, (x, y), BALL, progress=False)
+    with pytest.raises(InputError, match="member 0 changes its input in place"):
+        evaluate(RandomizedEnsemble([lambda z: net(z.mul_(0.5))]), QUICK, (x, y), BALL, progress=False)
+    assert torch.equal(x, before)

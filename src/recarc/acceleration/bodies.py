@@ -22,7 +22,9 @@ def folded_copy(member: nn.Module) -> nn.Module:
         folded = fold_batch_norm(member)
     except InputError:
         folded = copy.deepcopy(member).eval()
-    return folded.requires_grad_(False)
+    for parameter in folded.parameters():  # the module's own method is refused by scripts
+        parameter.requires_grad_(False)
+    return folded
 
 
 def body_of(folded: nn.Module, precision: str, fuse: bool = True) -> nn.Module:

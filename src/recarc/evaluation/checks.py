@@ -52,7 +52,7 @@ def heard() -> Iterator[list[str]]:
 def check_modes(ensemble: RandomizedEnsemble) -> None:
     """Before anything else: flags as the user left them."""
     for i, member in enumerate(ensemble.members):
-        if isinstance(member, nn.Module) and any(m.training for m in member.modules()):
+        if isinstance(member, nn.Module) and any(getattr(m, "training", False) for m in member.modules()):
             warn(
                 f"members[{i}] is in train mode; it is evaluated in eval mode, so call .eval() to see what is measured"
             )

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from recarc.acceleration import TILE
-from recarc.ensemble import RandomizedEnsemble
+from recarc.ensemble import RandomizedEnsemble, check_logits, untouched
 from recarc.errors import InputError, first_line
-from recarc.evaluation.members import Passes, tiled
+from recarc.evaluation.members import dtype_of
 from recarc.evaluation.samples import Samples
 from recarc.geometry import Ball
 
@@ -23,12 +23,12 @@ def first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: T
     """Logits on the first samples; refuses inputs and labels that the members do not fit."""
     with torch.no_grad():
         try:
-            few = x[:2]  # one call each, in the precision of the member
-            classes = tiled(ensemble, len(few), Passes()).logits(few).shape[-1]
+            _check_members(ensemble, x[:2])
         except RuntimeError as error:
             reason = first_line(error)
             raise InputError(f"the members cannot take inputs of shape {tuple(x.shape)}: {reason}") from None
         logits = members.logits(x)
+    classes = logits.shape[-1]
     names = getattr(samples, "classes", None)
     if names is not None and len(names) != classes:
         raise InputError(
@@ -38,6 +38,15 @@ def first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: T
     if isinstance(labels, Tensor):
         check_labels(labels, classes)
     return logits
+
+
+def _check_members(ensemble: RandomizedEnsemble, few: Tensor) -> None:
+    """One call each, in the precision of the member and on a copy: it must give logits and leave its input alone."""
+    for i, member in enumerate(ensemble.members):
+        copy = few.to(dtype_of(member) or few.dtype, copy=True)
+        with untouched(copy, i):
+            out = member(copy)
+        check_logits(out, copy, i)
 
 
 def check_labels(y: Tensor, classes: int) -> None:
