@@ -13,7 +13,7 @@ import torch
 from runs import BALL, QUICK, problem
 from torch import Tensor, nn
 
-from recarc import Ball, Evaluation, RandomizedEnsemble, Tight, Verdict, evaluate
+from recarc import PGD, Ball, Evaluation, RandomizedEnsemble, Tight, Verdict, evaluate
 from recarc.attacks import Outcome
 from recarc.evaluation import RecarcWarning
 
@@ -144,3 +144,25 @@ def test_a_run_that_stops_early_keeps_what_was_said(tmp_path: Path) -> None:
 def test_a_silent_run_has_no_warnings() -> None:
     result = evaluate(problem()[0], QUICK, problem()[1], BALL)
     assert result.warnings == [] and result.blind_members == []
+
+
+class OncePerPass(torch.autograd.Function):
+    """Like a compiled member, whose buffers are given away to the first gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.used = False
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        assert not ctx.used, "a second gradient through one pass"
+        ctx.used = True
+        return gradient
+
+
+def test_the_checks_take_one_gradient_a_pass() -> None:
+    ensemble, (x, y) = problem(16)
+    net = ensemble.members[0]
+    found = evaluate(RandomizedEnsemble([lambda z: net(OncePerPass.apply(z))]), PGD(steps=2), (x, y), BALL)
+    assert len(found) == 16 and not found.blind_members
