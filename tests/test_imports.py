@@ -25,6 +25,7 @@ ORDER = [
     ["data", "models"],
     ["acceleration"],
     ["attacks"],
+    ["named_attacks"],
     ["exact"],
     ["evaluation"],
     ["training", "report", "adapters"],

@@ -85,11 +85,15 @@ def check_problem(
         member = int(bad.any(1).nonzero()[0])
         raise InputError(f"member {member} gives NaN logits on {int(bad[member].sum())} of {len(x)} clean samples")
     classes = logits.shape[-1]
-    if bool(((y < 0) | (y >= classes)).any()):
-        raise InputError(f"labels span {int(y.min())}..{int(y.max())}; the members know 0..{classes - 1}")
+    check_labels(y, classes)
     if attack is not None:
         attack.check_fit(len(ensemble), classes, ball)
     return y.long()
+
+
+def check_labels(y: Tensor, classes: int) -> None:
+    if bool(((y < 0) | (y >= classes)).any()):
+        raise InputError(f"labels span {int(y.min())}..{int(y.max())}; the members know 0..{classes - 1}")
 
 
 def _first_logits(ensemble: RandomizedEnsemble, x: Tensor) -> Tensor:

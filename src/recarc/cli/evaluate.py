@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from recarc.cli.attacks import ATTACKS, DEFAULT, attack_named
-from recarc.cli.output import print_evaluation, print_json, summary
+from recarc.cli.output import first_process, print_evaluation, print_json, summary
 from recarc.cli.parsing import box as parsed_box
 from recarc.cli.parsing import number, numbers, size
+from recarc.named_attacks import ATTACKS, DEFAULT, attack_named
 
 NAMES = ", ".join(ATTACKS)
 
@@ -96,7 +95,7 @@ def evaluate(
             save_inputs=save_inputs,
             precision=precision,
         )
-    if int(os.environ.get("RANK", "0")) > 0:
+    if not first_process():
         return
     if json_:
         print_json(summary(result))

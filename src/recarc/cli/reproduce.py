@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from recarc.cli.output import print_entry, print_json
+from recarc.cli.train import training_errors
 from recarc.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ def _measure(item: Any, rows: list[Any], workshop: Any, keep: Path, quiet: bool)
 
     if item.name in SPECIAL:
         return special_rows(item, workshop, keep)
-    with _training_errors():
+    with training_errors():
         result = Reproduction(item, rows, workshop, keep, progress=not quiet).run()
     draw(item, result, keep)
     return result
@@ -176,21 +175,9 @@ def _measure(item: Any, rows: list[Any], workshop: Any, keep: Path, quiet: bool)
 
 def _train(item: Any, workshop: Any, rows: list[Any]) -> None:
     workshop.check(item, rows)
-    with _training_errors():
+    with training_errors():
         for row in rows:
             workshop.ensemble(row.made)
-
-
-@contextmanager
-def _training_errors() -> Iterator[None]:
-    """What training has to say in one line, with its own exit code."""
-    from recarc.training import Interrupted, TrainingError
-
-    try:
-        yield
-    except TrainingError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(3 if isinstance(error, Interrupted) else 1) from None
 
 
 def _given(text: str) -> tuple[str, str]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recarc.cli.attacks import attack_named
 from recarc.cli.output import print_json
 from recarc.cli.parsing import box as parsed_box
 from recarc.cli.parsing import number, numbers
 from recarc.errors import InputError
+from recarc.named_attacks import attack_named
 
 if TYPE_CHECKING:
     from recarc.evaluation.sweep import Sweep

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from recarc.cli.output import print_json
+from recarc.cli.output import first_process, print_json
 from recarc.cli.parsing import assignments, number, numbers
 
 
@@ -71,14 +73,14 @@ def train(
 
     On several GPUs: `torchrun --nproc-per-node=4 -m recarc train ... --out bat-linf`
     """
-    from recarc.training import Interrupted, Switches, TrainingError
+    from recarc.training import Switches
     from recarc.training import train as run
     from recarc.training.progress import to_stderr
 
     changes: dict[str, Any] = assignments("--set", "FIELD=VALUE", set_ or [])
     own = {"epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay, "ema": ema}
     changes |= {k: v for k, v in {**own, "label_smoothing": label_smoothing}.items() if v is not None}
-    try:
+    with training_errors():
         ensemble = run(
             method,
             data,
@@ -101,15 +103,18 @@ def train(
             tensorboard=tensorboard,
             say=None if quiet else to_stderr,
         )
-    except TrainingError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(3 if isinstance(error, Interrupted) else 1) from None
-    if json_ and _first_process():
+    if json_ and first_process():
         alpha_found = [round(a, 12) for a in ensemble.alpha.tolist()]
         print_json({"out": str(out), "method": method, "members": len(ensemble), "alpha": alpha_found})
 
 
-def _first_process() -> bool:
-    import os
+@contextmanager
+def training_errors() -> Iterator[None]:
+    """What training has to say in one line, with its own exit code."""
+    from recarc.training import Interrupted, TrainingError
 
-    return os.environ.get("RANK", "0") == "0"
+    try:
+        yield
+    except TrainingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(3 if isinstance(error, Interrupted) else 1) from None

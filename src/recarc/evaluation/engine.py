@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recarc.attacks.base import check_labels
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble, frozen
 from recarc.errors import InputError
 from recarc.evaluation import checks
@@ -25,7 +26,6 @@ from recarc.evaluation.faults import RunError
 from recarc.evaluation.fitting import (
     check_attack,
     check_ball,
-    check_labels,
     default_shard,
     default_tile,
     first_logits,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from recarc.acceleration import TILE
+from recarc.attacks.base import check_labels
 from recarc.ensemble import RandomizedEnsemble, check_logits, untouched
 from recarc.errors import InputError, first_line
 from recarc.evaluation.members import dtype_of
@@ -47,11 +48,6 @@ def _check_members(ensemble: RandomizedEnsemble, few: Tensor) -> None:
         with untouched(copy, i):
             out = member(copy)
         check_logits(out, copy, i)
-
-
-def check_labels(y: Tensor, classes: int) -> None:
-    if bool(((y < 0) | (y >= classes)).any()):
-        raise InputError(f"labels span {int(y.min())}..{int(y.max())}; the members know 0..{classes - 1}")
 
 
 def check_attack(attack: Any) -> None:

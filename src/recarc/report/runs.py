@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recarc.attacks import (
-    ARC,
-    PGD,
-    AdaptivePGD,
-    Attack,
-    AutoPGD,
-    CarliniWagner,
-    Climb,
-    LinearARC,
-    RandomAttacker,
-    Tight,
-)
 from recarc.errors import InputError
 from recarc.evaluation.configuration import Json, canonical, described
 from recarc.evaluation.folder import RUN, RunFolder
 from recarc.evaluation.result import Evaluation
+from recarc.named_attacks import ATTACKS, attack_named
 
 TITLES = {
     "Tight": "Tight",
@@ -37,18 +25,6 @@ TITLES = {
     "Climb": "Climb",
     "CarliniWagner": "C&W",
     "LinearARC": "LinearARC",
-}
-COMMANDS: dict[str, Callable[..., Attack]] = {  # what `recarc evaluate --attack NAME` makes of its options
-    "tight": Tight,
-    "adaptive_pgd": AdaptivePGD,
-    "arc": ARC,
-    "corrected_arc": partial(ARC, variant="corrected"),
-    "pgd": lambda **knobs: RandomAttacker(PGD(**knobs)),
-    "pgd1": partial(PGD, member=0),
-    "autopgd": AutoPGD,
-    "climb": Climb,
-    "cw": CarliniWagner,
-    "linear_arc": LinearARC,
 }
 ORDER = ("PGD", "AdaptivePGD", "ARC")  # then the others, then Tight
 OPTIONS = ("preset", "steps", "step_size", "planes", "loss", "seed")  # of `recarc evaluate`
@@ -148,10 +124,10 @@ def rebuilt_command(run: Run, ensemble: str) -> str:
 
 def command_name(attack: Json, knobs: Json) -> str | None:
     """The name by which the command line makes just this attack from these knobs; None: it cannot."""
-    for name, make in COMMANDS.items():
+    for name in ATTACKS:
         try:
-            made = make(**knobs)
-        except (TypeError, InputError):  # a knob that the attack does not have
+            made = attack_named(name, **knobs)
+        except InputError:  # a knob that the attack does not have
             continue
         if canonical(described(made)) == canonical(attack):
             return name

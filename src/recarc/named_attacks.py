@@ -1,4 +1,4 @@
-"""Attacks by the name that the command line gives them."""
+"""Attacks by the name that the command line gives them; light, since each is imported when it is asked for."""
 
 from __future__ import annotations
 
