@@ -44,7 +44,7 @@ from common import seconds as timed
 from torch import Tensor, nn
 
 from recarc import ARC, PGD, AdaptivePGD, Ball, RandomizedEnsemble
-from recarc.acceleration import accelerate
+from recarc.fast import accelerate
 from recarc.attacks import AutoPGD, Tight
 
 GROUPS = ("arc", "adaptive_pgd", "pgd", "tight", "autopgd")

@@ -20,7 +20,7 @@ Written by `python benchmarks/scaling.py --render` from `results/speed.json`; do
 What makes a run fast. In the attacks: samples that cannot get worse leave the batch, and so do those that stood still
 for a whole iteration of ARC, since the next would repeat it; one backward pass a plane (the difference of two logits),
 not one a class; together that leaves an eleventh of the baseline's passes in the run below. In
-`recarc.acceleration.accelerate(ensemble, precision)`, an ensemble to search with: batch norm folded into the
+`recarc.fast.accelerate(ensemble, precision)`, an ensemble to search with: batch norm folded into the
 convolutions and, for up to 64 channels, bias, shortcut and ReLU too, in a Triton kernel with a gradient of its own;
 float16, which rounds like TF32 in half the memory, with linear heads in float32; CUDA graphs. Every reported accuracy
 is computed with the original members in float32; a search in float16 may stop up to 0.2 points short of one in TF32,

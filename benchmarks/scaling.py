@@ -25,7 +25,7 @@ from performance_page import render
 from torch import Tensor
 
 from recarc import ARC, Ball, RandomizedEnsemble
-from recarc.acceleration import accelerate
+from recarc.fast import accelerate
 from recarc.models.registry import build
 
 TINY = 1e-7  # a radius in which nothing changes its label

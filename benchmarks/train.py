@@ -33,11 +33,11 @@ from recarc import PGD, Ball
 from recarc.data.imageset import ImageSet
 from recarc.data.loading import load
 from recarc.models.registry import build
-from recarc.training.capture import stepper
+from recarc.training.cuda_graph import stepper
 from recarc.training.checkpoint import RunFolder
 from recarc.training.distributed import Group
-from recarc.training.machine import Switches, machine_for
-from recarc.training.problem import pose
+from recarc.training.speed_options import Switches, machine_for
+from recarc.training.config import pose
 from recarc.training.progress import Board, Progress
 from recarc.training.run import Run, train
 

@@ -14,7 +14,7 @@ from own_models import train
 from sklearn.datasets import load_digits
 
 from recarc import Ball, Climb, RandomizedEnsemble, Tight, evaluate
-from recarc.evaluation.alpha import Samples, cutting_planes, grid_search, osp, two_members
+from recarc.sampling import Samples, cutting_planes, grid_search, osp, two_members
 
 
 def quiet(method: str, alpha: list[float], accuracy: float) -> None:

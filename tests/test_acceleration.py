@@ -13,9 +13,9 @@ from torch import nn
 
 from oracle import Algorithm2
 from recarc import ARC, PGD, AdaptivePGD, Ball, InputError, RandomizedEnsemble, evaluate
-from recarc.acceleration import FastMember, accelerate
 from recarc.attacks import Attack, AutoPGD, Climb
-from recarc.attacks.linearize import nearest_plane
+from recarc.attacks.nearest_plane import nearest_plane
+from recarc.fast import FastMember, accelerate
 from recarc.models.registry import build
 from tiny import assert_unchanged, cnn, labels_of, mlp_ensemble, photograph, points
 

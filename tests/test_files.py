@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from recarc.files import beside, write_bytes
+from recarc.atomic import replacing, write_bytes
 
 
 def test_a_file_takes_its_place_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.json"
-    with beside(path) as part:
+    with replacing(path) as part:
         part.write_text("1")
         assert part.suffix == ".json" and not path.exists()
     write_bytes(path, b"2")
@@ -21,7 +21,7 @@ def test_a_file_takes_its_place_at_the_end(tmp_path: Path) -> None:
 def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
     path = tmp_path / "ensemble"
     for text in ("old", "new"):
-        with beside(path) as part:
+        with replacing(path) as part:
             part.mkdir()
             (part / text).write_text(text)
     assert [p.name for p in path.iterdir()] == ["new"] and list(tmp_path.iterdir()) == [path]
@@ -31,7 +31,7 @@ def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
 def test_after_an_error_nothing_has_changed(folder: bool, tmp_path: Path) -> None:
     path = tmp_path / "kept"
     write_bytes(path, b"kept")
-    with pytest.raises(OSError, match="full"), beside(path) as part:
+    with pytest.raises(OSError, match="full"), replacing(path) as part:
         part.mkdir() if folder else part.write_text("half")
         raise OSError("full")
     assert path.read_text() == "kept" and list(tmp_path.iterdir()) == [path]
@@ -49,6 +49,6 @@ def test_a_folder_that_cannot_be_replaced_comes_back(tmp_path: Path, monkeypatch
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(OSError, match="no"), beside(path) as part:
+    with pytest.raises(OSError, match="no"), replacing(path) as part:
         part.mkdir()
     assert [p.name for p in path.iterdir()] == ["a"] and list(tmp_path.iterdir()) == [path]

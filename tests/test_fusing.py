@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from recarc import InputError
-from recarc.acceleration import FastMember, Settings
-from recarc.acceleration.bodies import any_size, body_of, folded_copy
-from recarc.acceleration.calls import Call
-from recarc.acceleration.fusing import Run, fuse_runs, plain_convolve
+from recarc.fast import FastMember, Settings
+from recarc.fast.convert import any_size, body_of, folded_copy
+from recarc.fast.execute import Call
+from recarc.fast.fuse import Run, fuse_runs, plain_convolve
 from recarc.models.registry import build
 from tiny import points
 
@@ -181,7 +181,7 @@ def test_a_member_without_runs_is_itself() -> None:
 
 
 def test_logits_do_not_leave_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recarc.acceleration.bodies.kernel_convolve", lambda: plain_convolve)
+    monkeypatch.setattr("recarc.fast.convert.kernel_convolve", lambda: plain_convolve)
     for net in (nn.Linear(6, 3), Odd("plain").eval()):
         body, x = body_of(net, "float16"), torch.rand(2, 6) if isinstance(net, nn.Linear) else torch.rand(2, 3, 6, 6)
         logits = Call(body, "float32", compile=False)(x)
@@ -193,7 +193,7 @@ def test_a_member_that_is_not_what_its_trace_says_is_run_unfused(monkeypatch: py
     def wrong(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
         return 2 * plain_convolve(x, *arguments, **options)
 
-    monkeypatch.setattr("recarc.acceleration.bodies.kernel_convolve", lambda: wrong)
+    monkeypatch.setattr("recarc.fast.convert.kernel_convolve", lambda: wrong)
     net, x = Odd("plain").eval(), torch.rand(2, 3, 6, 6)
     member = FastMember(net, Settings("float16", graphs=False))
     with pytest.warns(UserWarning, match="running without fused convolutions: logits differ"):
@@ -216,7 +216,7 @@ class Recalibrated(nn.Module):
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_a_member_whose_fused_form_fails_is_run_unfused(gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recarc.acceleration.bodies.kernel_convolve", lambda: plain_convolve)
+    monkeypatch.setattr("recarc.fast.convert.kernel_convolve", lambda: plain_convolve)
     net, x = Recalibrated().eval(), torch.rand(2, 3, 6, 6, requires_grad=gradient)
     member = FastMember(net, Settings("float16", graphs=False))
     assert any(isinstance(m, Run) for m in member.search.modules())
@@ -230,7 +230,7 @@ def test_running_out_of_memory_is_no_reason_to_run_unfused(monkeypatch: pytest.M
     def full(*arguments: Any, **options: Any) -> Tensor:
         raise torch.cuda.OutOfMemoryError("full")
 
-    monkeypatch.setattr("recarc.acceleration.bodies.kernel_convolve", lambda: full)
+    monkeypatch.setattr("recarc.fast.convert.kernel_convolve", lambda: full)
     member = FastMember(Odd("plain").eval(), Settings("float16", graphs=False))
     for _ in range(2):  # a smaller batch is checked again
         with pytest.raises(torch.cuda.OutOfMemoryError):
@@ -251,7 +251,7 @@ def test_running_out_of_memory_is_no_reason_to_run_unfused(monkeypatch: pytest.M
     ],
 )
 def test_the_kernel_computes_the_plain_convolution(read: int, made: int, size: int, stride: int, side: int) -> None:
-    from recarc.acceleration.kernels import convolve
+    from recarc.fast.kernels import convolve
 
     torch.manual_seed(0)
     x = torch.randn(5, read, side, side, device="cuda").half()

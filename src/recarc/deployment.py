@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from recarc.atomic import replacing
 from recarc.errors import InputError, unknown
-from recarc.files import beside
 
 FORMATS = {"torch": ".pt2", "onnx": ".onnx"}
 MANIFEST = "deployment.json"
@@ -107,7 +107,7 @@ def export(ensemble: Drawn, folder: str | Path, example: Tensor, format: str = "
         _need_onnx()
     modules = [member if isinstance(member, nn.Module) else _Callable(member).eval() for member in ensemble.members]
     _check_modes(modules)
-    with beside(folder) as part:
+    with replacing(folder) as part:
         part.mkdir()
         told = {
             "format": format,

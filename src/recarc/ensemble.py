@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from recarc.deployment import Deployed, answered
 from recarc.errors import InputError
+from recarc.inputs import check_y
 from recarc.losses import loss_named
 
 Member: TypeAlias = Callable[[Tensor], Tensor]
@@ -86,8 +87,7 @@ class RandomizedEnsemble(nn.Module):
 
     def correct(self, x: Tensor, y: Tensor) -> Tensor:
         """(M, B) member bits: does member i give the label y?"""
-        if y.shape != x.shape[:1]:
-            raise InputError(f"x has {len(x)} samples and y has shape {tuple(y.shape)}; expected one label a sample")
+        check_y(y, x)
         return self.predictions(x) == y
 
     def expected_accuracy(self, x: Tensor, y: Tensor) -> Tensor:

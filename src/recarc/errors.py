@@ -10,6 +10,14 @@ class InputError(ValueError):
     """Bad input, found before any compute. The command line prints it as one line and exits with 2."""
 
 
+class RunError(RuntimeError):
+    """A run stopped for a reason outside it (disk full, memory); what was finished is kept."""
+
+
+class AttackViolation(RuntimeError):
+    """An attack returned something it was not allowed to return."""
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
     """The error for an unknown name: lists the known ones and suggests the nearest."""
     names = sorted(known)

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from recarc import RandomizedEnsemble, load_ensemble, save_ensemble
+from recarc.attacks.registry import ATTACKS, attack_named
 from recarc.cli import app as program
 from recarc.cli.parsing import number, numbers
 from recarc.errors import InputError
 from recarc.models import build
-from recarc.named_attacks import ATTACKS, attack_named
 
 QUICK = ["--data", "digits", "--limit", "24", "--eps", "1/10", "--attack", "adaptive_pgd", "--steps", "2"]
 
@@ -156,7 +156,7 @@ def test_tracebacks_only_when_asked_for(ensemble: str, monkeypatch: Any, capsys:
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a mistake of ours")
 
-    monkeypatch.setattr("recarc.named_attacks.import_module", broken)
+    monkeypatch.setattr("recarc.attacks.registry.import_module", broken)
     assert run("evaluate", ensemble, *QUICK) == 1
     assert capsys.readouterr().err == "error: ZeroDivisionError: a mistake of ours\n"
     assert run("evaluate", ensemble, *QUICK, "--verbose") == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recarc.cli.devices import device_named
 from recarc.errors import InputError
+from recarc.runtime import device_named, use_device
 
 
 @pytest.fixture
@@ -32,13 +32,13 @@ def test_cuda_is_the_first_gpu_and_under_torchrun_the_rank_s_own(
     assert device_named("cuda") == device_named("auto") == torch.device("cuda:0")
     assert device_named("cuda:1") == torch.device("cuda:1")
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert device_named("auto") == torch.device("cuda:1")
+    assert use_device("auto") == torch.device("cuda:1")
     assert two_gpus[-1] == torch.device("cuda:1")
 
 
 def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match="'cuda' is not available here; use --device cpu or auto"):
+    with pytest.raises(InputError, match="'cuda' is not available here; use cpu or auto"):
         device_named("cuda")
     with pytest.raises(InputError, match="unknown device 'gpu'"):
         device_named("gpu")

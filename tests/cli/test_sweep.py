@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from recarc import ARC, AdaptivePGD, Ball, RandomizedEnsemble, evaluate, save_ensemble
+from recarc import sweep as module
 from recarc.attacks import Tight
 from recarc.cli import app as program
 from recarc.data import load
 from recarc.evaluation import Evaluation
-from recarc.evaluation import sweep as module
-from recarc.evaluation.sweep import first_with, sweep
 from recarc.models import build
+from recarc.sweep import first_with, sweep
 
 QUICK = ["--data", "digits", "--limit", "12", "--preset", "quick", "--steps", "2"]
 pytestmark = pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")

@@ -10,7 +10,7 @@ from runs import BALL, QUICK, problem, records_of
 from torch import Tensor, nn
 
 from recarc import InputError, RandomizedEnsemble, evaluate
-from recarc.evaluation.answers import answers_of, changed_answers
+from recarc.evaluation.resume import answers_of, changed_answers
 
 
 def with_code(source: str) -> nn.Module:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from recarc import AdaptivePGD, Ball, InputError, RandomizedEnsemble, Tight, save_ensemble
+from recarc import sampling as choosing
 from recarc.cli import app as program
-from recarc.evaluation import alpha as choosing
 from recarc.exact import optimum
 from recarc.models import build
 from tiny import assert_unchanged, binary, photograph, points

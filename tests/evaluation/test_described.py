@@ -19,7 +19,7 @@ from runs import BALL, problem
 from torch import Tensor, nn
 
 from recarc import InputError, RandomizedEnsemble, evaluate
-from recarc.evaluation.configuration import canonical, described, module_hash
+from recarc.evaluation.fingerprint import canonical, described, module_hash
 from recarc.evaluation.samples import tensor_hash
 from recarc.geometry import Ball
 from recarc.models import build, names

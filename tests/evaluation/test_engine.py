@@ -28,7 +28,7 @@ from recarc import (
 )
 from recarc.attacks import Outcome
 from recarc.evaluation import AttackViolation, Evaluation, RunError
-from recarc.evaluation.fitting import default_tile
+from recarc.evaluation.prepare import default_tile
 from tiny import assert_unchanged, cnn, photograph, points
 
 

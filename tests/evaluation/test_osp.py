@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from recarc import Ball, RandomizedEnsemble
-from recarc.evaluation.alpha import Samples, osp
-from recarc.evaluation.osp import project_simplex, projected_descent
+from recarc.sampling import Samples, osp, project_simplex, projected_descent
 from tiny import labels_of, mlp, points
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recarc import ARC, PGD, Ball, RandomAttacker, RandomizedEnsemble, evaluate
-from recarc.evaluation.rounding import settled
+from recarc.attacks.polish import settled
 from tiny import cnn, labels_of, points
 
 EPS = {"linf": 0.06, "l2": 0.25}

@@ -16,8 +16,8 @@ from runs import BALL, QUICK, problem, records_of
 
 from recarc import ARC, AdaptivePGD, Ball, Evaluation, InputError, evaluate
 from recarc.evaluation import RecarcWarning, RunError, engine
-from recarc.evaluation import folder as folders
-from recarc.evaluation.folder import RunFolder
+from recarc.evaluation import run_folder as folders
+from recarc.evaluation.run_folder import RunFolder
 from tiny import mlp_ensemble
 
 SHARDS = {"shard_size": 8}
@@ -222,7 +222,7 @@ def test_two_runs_that_begin_at_once_do_not_share_a_folder(tmp_path: Path, monke
 def test_two_writers_do_not_share_a_folder(run: Path) -> None:
     script = (
         "import sys, time\n"
-        "from recarc.evaluation.folder import locked\n"
+        "from recarc.evaluation.run_folder import locked\n"
         "with locked(sys.argv[1]):\n"
         "    print('locked', flush=True); time.sleep(60)\n"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recarc.evaluation.fitting import default_shard, default_tile, search_tile
+from recarc.evaluation.prepare import default_shard, default_tile, search_tile
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 SMALL, LARGE = torch.empty(1, 3, 32, 32), torch.empty(1, 3, 224, 224)

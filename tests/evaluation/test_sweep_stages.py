@@ -9,7 +9,7 @@ import pytest
 from runs import BALL, problem
 
 from recarc import ARC, AdaptivePGD, Evaluation, Tight, evaluate
-from recarc.evaluation.sweep import sweep
+from recarc.sweep import sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from recarc.errors import InputError
-from recarc.models import build, fold_batch_norm
+from recarc.fast.fold import fold_batch_norm
+from recarc.models import build
 
 CASES: list[tuple[str, dict[str, Any], int]] = [  # architecture, options, batch norms that must stay
     ("cnn", {"batch_norm": True}, 0),

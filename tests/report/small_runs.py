@@ -11,8 +11,8 @@ from recarc import ARC, PGD, AdaptivePGD, Ball, RandomAttacker, RandomizedEnsemb
 from recarc.attacks import Tight
 from recarc.data import load
 from recarc.evaluation import RecarcWarning
-from recarc.evaluation.sweep import sweep
 from recarc.models import build
+from recarc.sweep import sweep
 
 SAMPLES, STEPS = 40, 3
 SCRIPT = "<script>alert(1)</script>"

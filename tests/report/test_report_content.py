@@ -28,11 +28,11 @@ from recarc.attacks import (
     RandomAttacker,
     Tight,
 )
+from recarc.attacks.registry import attack_named
 from recarc.data import load
 from recarc.evaluation import Evaluation, Verdict
-from recarc.evaluation.configuration import described
+from recarc.evaluation.fingerprint import described
 from recarc.evaluation.wording import eps_text
-from recarc.named_attacks import attack_named
 from recarc.report import Report, Run, build_report, load_runs, render, write_figures, write_page, write_tables
 from recarc.report.content import _main
 from recarc.report.rescoring import _minimal

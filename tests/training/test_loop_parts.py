@@ -14,20 +14,20 @@ from small_training import small
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from recarc.acceleration.fusing import Run, plain_convolve
 from recarc.data.loading import load
+from recarc.fast.fuse import Run, plain_convolve
 from recarc.models.registry import build
 from recarc.models.store import load_ensemble
 from recarc.training import Switches, recipe_for
 from recarc.training.batches import Augmentation, epoch_order, split
-from recarc.training.copies import Copies, foldable, frozen_copy
-from recarc.training.machine import Machine, fit
 from recarc.training.methods import method_named
 from recarc.training.methods.trs import gradient_of_gradient_norm
 from recarc.training.optimizer import SGD, Adam, Average
 from recarc.training.recipes import Recipe
 from recarc.training.schedule import average_decay, learning_rate
-from recarc.training.team import Team
+from recarc.training.shadow_models import Copies, foldable, frozen_copy
+from recarc.training.speed_options import Machine, fit
+from recarc.training.step_context import Team
 
 CPU = torch.device("cpu")
 
@@ -170,7 +170,7 @@ def test_members_of_another_architecture_can_be_given(method: str, widths: list[
 
 
 def test_the_fused_copy_follows_the_training_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recarc.acceleration.bodies.kernel_convolve", lambda: plain_convolve)
+    monkeypatch.setattr("recarc.fast.convert.kernel_convolve", lambda: plain_convolve)
     torch.manual_seed(0)
     master = build("resnet20", 10).train()
     copies = Copies(master, half=True, attack_mode="eval", fold=True, fuse=True)
@@ -243,7 +243,7 @@ def test_what_cannot_be_used_is_said_and_training_goes_on(when: str, monkeypatch
     ("method", "fold", "fuse"), [("at", True, True), ("trs", True, False), ("dverge", False, False)]
 )
 def test_methods_get_copies_they_can_use(method: str, fold: bool, fuse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recarc.training.machine.kernel_convolve", lambda: torch.conv2d)
+    monkeypatch.setattr("recarc.training.speed_options.kernel_convolve", lambda: torch.conv2d)
     machine = Machine(torch.device("cuda"), bf16=True, fold=True, fuse=True)
     fit(machine, method_named(method), build("resnet20", 10), "eval", Switches(fold=True))
     told = [] if fold else [f"fold is off: {method} looks inside the members it attacks"]
@@ -272,7 +272,7 @@ def test_fusing_says_why_it_is_off_when_it_was_asked_for(monkeypatch: pytest.Mon
         machine = Machine(CPU, bf16=True, fold=True, fuse=True)
         fit(machine, method, net, "eval", Switches(fuse=asked))
         assert (machine.fuse, machine.notes) == (False, notes)
-    monkeypatch.setattr("recarc.training.machine.kernel_convolve", lambda: None)
+    monkeypatch.setattr("recarc.training.speed_options.kernel_convolve", lambda: None)
     machine = Machine(gpu, bf16=True, fold=True, fuse=True)
     fit(machine, method, net, "eval", Switches())
     assert (machine.fuse, machine.notes) == (False, ["fuse is off: Triton cannot build the kernels here"])

@@ -18,7 +18,7 @@ from recarc.training.methods.adp import log_volume, non_true
 from recarc.training.methods.gal import logits_and_gradients
 from recarc.training.methods.mrboost import mixture_log_probabilities
 from recarc.training.second_order import Shape
-from recarc.training.team import Team, random_start
+from recarc.training.step_context import Team, random_start
 
 CLASSES, BATCH = 4, 5
 

@@ -17,7 +17,7 @@ from recarc.cli.app import run as command_line
 from recarc.models import build
 from recarc.training import TrainingError, train
 from recarc.training.checkpoint import STATE, RunFolder
-from recarc.training.lane import Lane
+from recarc.training.stage_trainer import Lane
 
 OWN = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))  # a module that no folder can describe
 DIGITS = ["--device", "cpu", "--data", "digits", "--arch", "cnn", "--norm", "linf", "--eps", "0.15"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recarc.attacks.base import Attack, check_count, check_step_size, step_of
-from recarc.attacks.linearize import Plane, nearest_plane
+from recarc.attacks.nearest_plane import Plane, nearest_plane
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball, per_sample, working_dtype

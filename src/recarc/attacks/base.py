@@ -13,6 +13,7 @@ from torch import Tensor
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble, frozen
 from recarc.errors import InputError
 from recarc.geometry import Ball, working_dtype
+from recarc.inputs import check_finite, check_labels, check_x, check_y
 
 
 @dataclass(frozen=True)
@@ -57,25 +58,14 @@ def check_problem(
     ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball, attack: Attack | None = None
 ) -> Tensor:
     """Refuse bad data with one clear line before any attack starts; returns y as int64."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise InputError(f"x is {kind}; expected a floating-point tensor, 8-bit images divided by 255")
-    if x.dim() < 2:
-        raise InputError(f"x has shape {tuple(x.shape)}; expected a leading batch, e.g. (B, C, H, W) or (B, D)")
-    if not isinstance(y, Tensor) or y.is_floating_point() or y.dtype == torch.bool or y.is_complex():
-        kind = y.dtype if isinstance(y, Tensor) else type(y).__name__
-        raise InputError(f"y is {kind}; expected a tensor of integer labels")
-    if y.dim() == 2:
-        raise InputError(f"y has shape {tuple(y.shape)}; expected labels (B,), so take y.argmax(1) of one-hot rows")
-    if y.shape != x.shape[:1]:
-        raise InputError(f"x has {len(x)} samples and y has shape {tuple(y.shape)}; expected one label a sample")
+    check_x(x)
+    check_y(y, x)
     device = ensemble.device_of_members()
     if device is not None and (x.device != device or y.device != device):
         raise InputError(f"x is on {x.device}, y on {y.device}, the members on {device}; move them to one device")
     if not isinstance(ball, Ball):
         raise InputError(f"ball is a {type(ball).__name__}; expected recarc.Ball(norm, eps)")
-    if not bool(torch.isfinite(x).all()):
-        raise InputError(f"x holds NaN or infinity in {int((~torch.isfinite(x.flatten(1))).any(1).sum())} samples")
+    check_finite(x)
     ball.check(x)
     if not len(x):
         return y.long()
@@ -89,11 +79,6 @@ def check_problem(
     if attack is not None:
         attack.check_fit(len(ensemble), classes, ball)
     return y.long()
-
-
-def check_labels(y: Tensor, classes: int) -> None:
-    if bool(((y < 0) | (y >= classes)).any()):
-        raise InputError(f"labels span {int(y.min())}..{int(y.max())}; the members know 0..{classes - 1}")
 
 
 def _first_logits(ensemble: RandomizedEnsemble, x: Tensor) -> Tensor:

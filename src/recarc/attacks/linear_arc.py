@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recarc.attacks.base import Attack
-from recarc.attacks.linearize import nearest_plane
+from recarc.attacks.nearest_plane import nearest_plane
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
 from recarc.geometry import Ball, per_sample, working_dtype

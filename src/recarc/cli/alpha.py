@@ -14,7 +14,7 @@ from recarc.cli.parsing import number
 from recarc.errors import unknown
 
 if TYPE_CHECKING:
-    from recarc.evaluation.alpha import Choice
+    from recarc.sampling import Choice
 
 METHODS = ("grid", "osp", "lp")
 
@@ -58,12 +58,12 @@ def alpha(
     radius, valid = number("--eps", eps), parsed_box(box)
 
     import recarc
-    from recarc.cli.devices import device_named
+    from recarc import sampling as choosing
     from recarc.data import load
-    from recarc.evaluation import alpha as choosing
+    from recarc.runtime import use_device
 
     ball, judge = recarc.Ball(norm, radius, valid), recarc.Tight(preset)
-    rec = recarc.load_ensemble(ensemble, device_named(device), allow_factories=trust_code)
+    rec = recarc.load_ensemble(ensemble, use_device(device), allow_factories=trust_code)
     if methods is None and (size := choosing.grid_size(len(rec), points)) > choosing.MOST_POINTS:
         wanted.remove("grid")
         print(f"grid is left out: {points} points a side for {len(rec)} members are {size:,} attacks", file=sys.stderr)

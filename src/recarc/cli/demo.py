@@ -138,8 +138,8 @@ def attacked(ensemble: RandomizedEnsemble, out: Path, setting: dict[str, Any], q
 def swept(ensemble: RandomizedEnsemble, out: Path, setting: dict[str, Any], quiet: bool) -> None:
     from recarc.attacks import Tight
     from recarc.data import load
-    from recarc.evaluation.sweep import sweep
     from recarc.geometry import Ball
+    from recarc.sweep import sweep
 
     data, ball = load("digits", "test", limit=setting["sweep_samples"]), Ball(setting["norm"], setting["eps"])
     options: dict[str, Any] = {"progress": not quiet, "precision": "float32", "batch_size": 50}

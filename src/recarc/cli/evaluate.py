@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from recarc.cli.output import first_process, print_evaluation, print_json, summary
+from recarc.attacks.registry import ATTACKS, DEFAULT, attack_named
+from recarc.cli.output import print_evaluation, print_json, summary
 from recarc.cli.parsing import box as parsed_box
 from recarc.cli.parsing import number, numbers, size
-from recarc.named_attacks import ATTACKS, DEFAULT, attack_named
 
 NAMES = ", ".join(ATTACKS)
 
@@ -71,12 +71,12 @@ def evaluate(
     probabilities = None if alpha is None else numbers("--alpha", alpha)
 
     import recarc
-    from recarc.cli.devices import device_named
     from recarc.data import load
     from recarc.evaluation.checks import heard
+    from recarc.runtime import use_device
 
     method, ball = attack_named(attack, restarts, **knobs), recarc.Ball(norm, radius, valid)
-    rec = recarc.load_ensemble(ensemble, device_named(device), allow_factories=trust_code)
+    rec = recarc.load_ensemble(ensemble, use_device(device), allow_factories=trust_code)
     if probabilities is not None:
         rec = rec.with_alpha(probabilities)
     images = load(data, split, data_dir=data_dir, limit=limit)
@@ -95,6 +95,8 @@ def evaluate(
             save_inputs=save_inputs,
             precision=precision,
         )
+    from recarc.runtime import first_process
+
     if not first_process():
         return
     if json_:

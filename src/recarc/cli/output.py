@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from recarc.evaluation import Evaluation
-
-
-def first_process() -> bool:
-    """Of those that torchrun started, the one that speaks for all."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def print_json(value: dict[str, Any]) -> None:

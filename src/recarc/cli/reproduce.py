@@ -79,11 +79,11 @@ def reproduce(
     _check_numbers(tight, limit, epochs)
 
     from recarc.experiments.catalog import item_named, rows_of
-    from recarc.experiments.workshop import processes
+    from recarc.runtime import world_size
 
     wanted = item_named(item)
     rows = rows_of(wanted, only or ())
-    if processes() > 1 and not train_only:
+    if world_size() > 1 and not train_only:
         raise InputError("several processes can only train (--train-only); measure with one")
     given = dict(_given(text) for text in ensemble or ())
     workshop = _workshop(out, device, precision, recipe, epochs, data_dir, limit, given, tight, toy, quiet)
@@ -132,19 +132,14 @@ def _workshop(
     """Everything the items share, checked."""
     from dataclasses import replace
 
-    from recarc.acceleration.precision import check_precision
-    from recarc.cli.devices import device_named
-    from recarc.evaluation.members import ACCELERATED, precision_named
     from recarc.experiments.scale import FULL, TOY
     from recarc.experiments.workshop import Workshop
+    from recarc.runtime import check_precision, use_device
     from recarc.training import train
 
-    if precision is not None:
-        precision_named(precision)
-    where = device_named(device)
+    where = use_device(device)
     precision = precision or ("tf32" if where.type == "cuda" else "float32")
-    if precision in ACCELERATED:
-        check_precision(precision, where)
+    check_precision(precision, where)
     return Workshop(
         out,
         where,

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from recarc.attacks.registry import attack_named
 from recarc.cli.output import print_json
 from recarc.cli.parsing import box as parsed_box
 from recarc.cli.parsing import number, numbers
 from recarc.errors import InputError
-from recarc.named_attacks import attack_named
 
 if TYPE_CHECKING:
-    from recarc.evaluation.sweep import Sweep
+    from recarc.sweep import Sweep
 
 
 def sweep(
@@ -66,11 +66,11 @@ def sweep(
         attacks["arc"] = replace(attacks["arc"], planes=attacks["tight"].plain_stages()["arc"].planes)
 
     import recarc
-    from recarc.cli.devices import device_named
     from recarc.data import load
-    from recarc.evaluation.sweep import sweep as run
+    from recarc.runtime import use_device
+    from recarc.sweep import sweep as run
 
-    rec = recarc.load_ensemble(ensemble, device_named(device), allow_factories=trust_code)
+    rec = recarc.load_ensemble(ensemble, use_device(device), allow_factories=trust_code)
     if probabilities is not None:
         rec = rec.with_alpha(probabilities)
     images = load(data, split, data_dir=data_dir, limit=limit)

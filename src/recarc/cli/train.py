@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from recarc.cli.output import first_process, print_json
+from recarc.cli.output import print_json
 from recarc.cli.parsing import assignments, number, numbers
 
 
@@ -103,6 +103,8 @@ def train(
             tensorboard=tensorboard,
             say=None if quiet else to_stderr,
         )
+    from recarc.runtime import first_process
+
     if json_ and first_process():
         alpha_found = [round(a, 12) for a in ensemble.alpha.tolist()]
         print_json({"out": str(out), "method": method, "members": len(ensemble), "alpha": alpha_found})

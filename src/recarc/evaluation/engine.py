@@ -15,15 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import check_labels
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble, frozen
-from recarc.errors import InputError
+from recarc.errors import InputError, RunError
 from recarc.evaluation import checks
-from recarc.evaluation.answers import Answers, answers_of
 from recarc.evaluation.callbacks import Shard, tell
-from recarc.evaluation.configuration import Json, configuration, environment
-from recarc.evaluation.faults import RunError
-from recarc.evaluation.fitting import (
+from recarc.evaluation.fingerprint import Json, configuration, environment
+from recarc.evaluation.judge import Judge
+from recarc.evaluation.prepare import (
     check_attack,
     check_ball,
     default_shard,
@@ -32,16 +30,16 @@ from recarc.evaluation.fitting import (
     search_tile,
     size,
 )
-from recarc.evaluation.folder import RUN, SUMMARY, RunFolder, locked, write_all
-from recarc.evaluation.joining import check_answers, check_rank, compare_versions
-from recarc.evaluation.judge import Judge
-from recarc.evaluation.members import ACCELERATED, Passes, input_dtype, reproducible, tiled
 from recarc.evaluation.progress import Progress, bar
-from recarc.evaluation.ranks import Ranks, joined_ranks
 from recarc.evaluation.records import Records, joined
 from recarc.evaluation.result import Evaluation
+from recarc.evaluation.resume import answers_of, check_answers, check_rank, compare_versions
+from recarc.evaluation.run_folder import RUN, SUMMARY, Answers, RunFolder, locked, write_all
 from recarc.evaluation.samples import Samples, TensorSamples, as_samples
+from recarc.evaluation.tiling import Passes, input_dtype, reproducible, tiled
 from recarc.geometry import Ball
+from recarc.inputs import check_finite, check_labels
+from recarc.runtime import COARSE, Ranks, check_precision, joined_ranks
 
 FIRST = 16  # samples whose logits stand for a plain callable in the fingerprint
 VISIBLE_AFTER = 60  # seconds that a network file system may take to show another node's shard
@@ -128,6 +126,8 @@ class _Engine:
         shard = size("shard_size", shard_size, there.get("shard_size", default_shard(device, x)))
         tile = size("tile", tile, there.get("tile", default_tile(device, x)))
         check_ball(ball, len(samples))
+        if precision is not None:
+            check_precision(precision, device)
         check_attack(attack)
         passes = Passes()
         members = tiled(ensemble, tile, Passes())
@@ -138,7 +138,7 @@ class _Engine:
             samples.check(ball)
         if hasattr(attack, "check_fit"):
             attack.check_fit(len(ensemble), logits.shape[-1], ball)
-        wide = tile if precision not in ACCELERATED else search_tile(device, x, tile, len(samples))
+        wide = tile if precision not in COARSE else search_tile(device, x, tile, len(samples))
         searched = tiled(ensemble, tile, passes, precision, wide)
         settings = {
             "precision": precision or "as the members",
@@ -150,7 +150,7 @@ class _Engine:
             ensemble=ensemble,
             samples=samples,
             ball=ball,
-            judge=Judge(members, searched, attack, input_dtype(precision), precision in ACCELERATED),
+            judge=Judge(members, searched, attack, input_dtype(precision), precision in COARSE),
             passes=passes,
             device=device,
             path=path,
@@ -271,9 +271,7 @@ class _Engine:
 
     def _batch(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         x, y = self.samples.batch(rows)
-        if not bool(torch.isfinite(x).all()):
-            bad = ~torch.isfinite(x.flatten(1)).all(1)
-            raise InputError(f"x holds NaN or infinity in sample {int(rows[int(bad.nonzero()[0])])}")
+        check_finite(x, int(rows[0]))
         self.ball.take(torch.from_numpy(rows)).check(x)
         check_labels(y, self.classes)
         return x.to(self.device), y.to(self.device)

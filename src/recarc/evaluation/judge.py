@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from recarc.attacks.base import Outcome
+from recarc.attacks.polish import settled
 from recarc.ensemble import RandomizedEnsemble
-from recarc.errors import InputError
-from recarc.evaluation.faults import AttackViolation
+from recarc.errors import AttackViolation, InputError
 from recarc.evaluation.records import Records
-from recarc.evaluation.rounding import settled
 from recarc.geometry import Ball
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from recarc.evaluation.members import Passes
+from recarc.evaluation.tiling import Passes
 
 EVERY = 60.0  # seconds between two lines
 

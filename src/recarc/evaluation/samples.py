@@ -9,10 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, default_collate
 
 from recarc.errors import InputError
 from recarc.geometry import Ball
+from recarc.inputs import check_finite, check_x, check_y
+
+PROBED = 32  # items of a torch data set that stand for all of it in its fingerprint
 
 
 class Samples(Protocol):
@@ -38,14 +41,8 @@ class TensorSamples:
         x, y = _tensor(x), _tensor(y)
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
             raise InputError(f"data is ({type(x).__name__}, {type(y).__name__}); expected two tensors (x, y)")
-        if not x.is_floating_point():
-            raise InputError(f"x is {x.dtype}; expected a floating-point tensor, 8-bit images divided by 255")
-        if x.dim() < 2:
-            raise InputError(f"x has shape {tuple(x.shape)}; expected a leading batch, e.g. (B, C, H, W) or (B, D)")
-        if y.is_floating_point() or y.dtype == torch.bool or y.is_complex():
-            raise InputError(f"y is {y.dtype}; expected a tensor of integer labels")
-        if y.shape != x.shape[:1]:
-            raise InputError(f"x has {len(x)} samples and y has shape {tuple(y.shape)}; expected one label a sample")
+        check_x(x)
+        check_y(y, x)
         self.x, self.y = x.detach(), y.detach().long()
 
     def __len__(self) -> int:
@@ -60,10 +57,69 @@ class TensorSamples:
 
     def check(self, ball: Ball) -> None:
         """All inputs at once, since they are at hand: finite, and inside the ball's box."""
-        bad = (~torch.isfinite(self.x.flatten(1)).all(1)).nonzero()
-        if len(bad):
-            raise InputError(f"x holds NaN or infinity in sample {int(bad[0])}")
+        check_finite(self.x)
         ball.check(self.x)
+
+
+class DatasetSamples:
+    """A map-style data set of items (x, y), x a floating-point tensor or array, y a whole number."""
+
+    def __init__(self, dataset: Any) -> None:
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise InputError(f"data is a {type(dataset).__name__} without random access; use a map-style Dataset")
+        self.dataset = dataset
+        self.name = type(dataset).__name__
+        self._fingerprint = ""
+        if len(dataset):
+            first, again = self._item(0), self._item(0)
+            if not (torch.equal(first[0], again[0]) and first[1] == again[1]):
+                raise InputError(f"item 0 of the {self.name} differs between two reads; take out its random transforms")
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batch(self, indices: Any) -> tuple[Tensor, Tensor]:
+        items = [self._item(int(i)) for i in np.asarray(indices)]
+        shapes = {tuple(x.shape) for x, _ in items}
+        if len(shapes) > 1:
+            raise InputError(f"items of the {self.name} have different shapes: {sorted(shapes)[:2]}; resize them")
+        return torch.stack([x for x, _ in items]), torch.tensor([y for _, y in items], dtype=torch.long)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the number of items and some of them, spread evenly: reading all would cost as much as an epoch."""
+        if not self._fingerprint:
+            places = np.unique(np.linspace(0, len(self) - 1, PROBED).astype(int))
+            digest = hashlib.sha256(f"{len(self)} {places.tolist()}".encode())
+            for x, y in (self._item(int(i)) for i in places):
+                digest.update(f"{tensor_hash(x)} {y}".encode())
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    def _item(self, i: int) -> tuple[Tensor, int]:
+        item = self.dataset[i]
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise InputError(f"item {i} of the {self.name} is a {type(item).__name__}; expected a pair (x, y)")
+        x, y = (torch.as_tensor(part) if isinstance(part, np.ndarray) else part for part in item)
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise InputError(f"x of item {i} of the {self.name} is {kind}; expected floats: add ToTensor()")
+        try:
+            return x.detach(), int(y.__index__())
+        except (AttributeError, TypeError):
+            raise InputError(f"y of item {i} of the {self.name} is {y!r:.40}; expected an integer label") from None
+
+
+def from_torch(data: Dataset[Any] | DataLoader[Any]) -> DatasetSamples:
+    """A data set, or that of a loader which goes through it in order and only stacks items."""
+    if not isinstance(data, DataLoader):
+        return DatasetSamples(data)
+    batches = data.batch_sampler
+    if not isinstance(data.sampler, SequentialSampler) or type(batches) not in (BatchSampler, type(None)):
+        raise InputError("the DataLoader shuffles or samples; pass one with shuffle=False, or its dataset")
+    if batches is not None and data.collate_fn is not default_collate:
+        raise InputError("the DataLoader has a collate_fn of its own; do that work in the data set, and pass the set")
+    return DatasetSamples(data.dataset)
 
 
 def as_samples(data: Any) -> Samples:
@@ -71,8 +127,6 @@ def as_samples(data: Any) -> Samples:
     if isinstance(data, (tuple, list)) and len(data) == 2:
         data = TensorSamples(*data)
     elif isinstance(data, (Dataset, DataLoader)) and not hasattr(data, "fingerprint"):
-        from recarc.evaluation.datasets import from_torch
-
         data = from_torch(data)
     if not hasattr(data, "batch") or not hasattr(data, "fingerprint"):
         raise InputError(

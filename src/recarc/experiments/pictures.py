@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from recarc.atomic import replacing
 from recarc.attacks import Attack
 from recarc.data.imageset import ImageSet
 from recarc.ensemble import RandomizedEnsemble
 from recarc.experiments.results import Figure, RowResult, now
-from recarc.files import beside
 from recarc.geometry import Ball
 from recarc.provenance import commit
 from recarc.report.plane import THREE, TWO, Plane, solved, write_plane
@@ -87,7 +87,7 @@ def pyplot() -> Any:
 
 def save(figure: Any, path: Path) -> Path:
     figure.tight_layout()
-    with beside(path) as part:  # whole at any moment: several processes may measure rows of one item
+    with replacing(path) as part:  # whole at any moment: several processes may measure rows of one item
         figure.savefig(part, dpi=120)
     pyplot().close(figure)
     return path

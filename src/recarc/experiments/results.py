@@ -8,9 +8,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from recarc.atomic import Lock, write_bytes
 from recarc.errors import InputError
-from recarc.files import write_bytes
-from recarc.locks import hold
 
 FORMAT = 1
 
@@ -107,7 +106,7 @@ def write(folder: Path, result: ItemResult) -> Path:
 def add_row(folder: Path, item: str, title: str, new: RowResult, order: list[str]) -> ItemResult:
     """The row put into the item's file; several processes may do so at the same time."""
     folder.mkdir(parents=True, exist_ok=True)
-    with hold(folder / f".{item}.lock", wait=True):
+    with Lock(folder / f".{item}.lock", wait=True):
         check_replaceable(folder, item, {new.row: new.images}, any(f.column == "tight" for f in new.figures))
         result = read(folder, item, title).with_row(new, order)
         write(folder, result)

@@ -10,18 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from recarc.acceleration import TILE, accelerate
+from recarc import sampling as choosing
 from recarc.attacks import RandomAttacker
 from recarc.data.catalog import CATALOG
 from recarc.data.imageset import ImageSet
 from recarc.ensemble import RandomizedEnsemble
-from recarc.evaluation import alpha as choosing
-from recarc.evaluation.configuration import described, environment, module_hash
 from recarc.evaluation.engine import evaluate
-from recarc.evaluation.folder import RunFolder, write_all
+from recarc.evaluation.fingerprint import described, environment, module_hash
 from recarc.evaluation.intervals import mean_interval
-from recarc.evaluation.members import ACCELERATED
 from recarc.evaluation.result import Estimate, Evaluation, estimate
+from recarc.evaluation.run_folder import RunFolder, write_all
 from recarc.experiments import results
 from recarc.experiments.costs import LARGE, MMACS
 from recarc.experiments.layout import point
@@ -29,7 +27,9 @@ from recarc.experiments.pictures import draw_gallery
 from recarc.experiments.recipe import Alpha, Item, Measurement, Reading, Row
 from recarc.experiments.results import Figure, ItemResult, RowResult
 from recarc.experiments.workshop import Found, Workshop
+from recarc.fast import TILE, accelerate
 from recarc.geometry import Ball
+from recarc.runtime import COARSE
 
 FEW = 16
 
@@ -141,7 +141,7 @@ class Reproduction:
         x, y = part.batch(np.arange(count))
         device, precision = self.workshop.device, self.workshop.precision
         samples = choosing.Samples(x.to(device), y.to(device), row.ball(), 2048 if device.type == "cuda" else 512)
-        fast = accelerate(found.ensemble, precision) if precision in ACCELERATED else found.ensemble
+        fast = accelerate(found.ensemble, precision) if precision in COARSE else found.ensemble
         choice = choosing.grid_search(fast, samples, attack, scale.grid, watch=self._watch)
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_all({kept: json.dumps({"alpha": choice.alpha, "history": choice.history}).encode()})

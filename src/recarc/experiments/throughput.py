@@ -8,13 +8,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from recarc.acceleration import accelerate
 from recarc.ensemble import Member
-from recarc.evaluation.configuration import environment
+from recarc.evaluation.fingerprint import environment
 from recarc.experiments import results
 from recarc.experiments.costs import attack_passes, training_passes
 from recarc.experiments.results import Figure, ItemResult, RowResult
 from recarc.experiments.tables import TABLES
+from recarc.fast import accelerate
 from recarc.models.registry import build
 from recarc.provenance import commit
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -184,8 +183,3 @@ def pretrained(made: Made) -> RandomizedEnsemble:
     if made.arch != "efficientnet-lite":
         raise InputError(f"no adapter makes {made.arch!r}")
     return RandomizedEnsemble([efficientnet_lite.member(size) for size in range(made.members)])
-
-
-def processes() -> int:
-    """How many processes torchrun started."""
-    return int(os.environ.get("WORLD_SIZE", "1"))

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from recarc.atomic import replacing, write_through
 from recarc.errors import InputError
-from recarc.files import beside, write_through
 from recarc.models.factories import make_member, spec_of, unwrapped
 from recarc.models.manifest import FILE, Manifest, MemberFile, read_manifest
 from recarc.models.registry import build_spec
 from recarc.models.spec import FactorySpec, ModelSpec, Spec
 from recarc.models.weights import check_fit, dump_state, load_state, parse_state, read_bytes
+from recarc.runtime import device_named
 from recarc.zoo import resolved
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def load_ensemble(
     """
     from recarc.ensemble import RandomizedEnsemble
 
-    folder, where = resolved(path), _device(device)
+    folder, where = resolved(path), device_named(device)
     manifest = read_manifest(folder)
     check_classes([member.spec for member in manifest.members])
     if not allow_factories:
@@ -148,19 +149,9 @@ def _load_member(folder: Path, index: int, entry: MemberFile) -> nn.Module:
 
 def _write_folder(target: Path, files: Mapping[str, bytes]) -> None:
     try:
-        with beside(target) as part:
+        with replacing(target) as part:
             part.mkdir()
             for name, data in files.items():
                 write_through(part / name, data)
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror or error}; nothing was saved") from None
-
-
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        where = torch.device(device)
-        torch.empty(0, device=where)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"device {str(device)!r} is not available here: {reason:.120}") from None
-    return where

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from recarc.lazy import attach
 
 if TYPE_CHECKING:
     from recarc.report.content import Report, Section, build_report
@@ -13,33 +14,14 @@ if TYPE_CHECKING:
     from recarc.report.runs import Run, load_runs
     from recarc.report.tables import write_tables
 
-__all__ = [
-    "Plane",
-    "Report",
-    "Run",
-    "Section",
-    "build_report",
-    "draw_plane",
-    "load_runs",
-    "plane_svg",
-    "render",
-    "write_figures",
-    "write_page",
-    "write_tables",
-]
-
-_HOMES = {
-    "content": ("Report", "Section", "build_report"),
-    "figures": ("write_figures",),
-    "page": ("render", "write_page"),
-    "plane": ("Plane", "draw_plane", "plane_svg"),
-    "runs": ("Run", "load_runs"),
-    "tables": ("write_tables",),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for home, exported in _HOMES.items():
-        if name in exported:
-            return getattr(importlib.import_module(f"recarc.report.{home}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "content": "Report Section build_report",
+        "figures": "write_figures",
+        "page": "render write_page",
+        "plane": "Plane draw_plane plane_svg",
+        "runs": "Run load_runs",
+        "tables": "write_tables",
+    },
+)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from recarc.errors import InputError
-from recarc.evaluation.configuration import Json
+from recarc.evaluation.fingerprint import Json
 from recarc.evaluation.result import Estimate, estimate
 from recarc.evaluation.verdict import Verdict
 from recarc.evaluation.wording import eps_text

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from recarc.evaluation.configuration import Json, canonical
+from recarc.evaluation.fingerprint import Json, canonical
 from recarc.evaluation.result import Estimate, estimate
 from recarc.evaluation.wording import eps_text
 from recarc.report.runs import Run

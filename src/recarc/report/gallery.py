@@ -13,8 +13,8 @@ import numpy as np
 
 from recarc.data import load
 from recarc.errors import InputError
-from recarc.evaluation.configuration import Json
-from recarc.evaluation.folder import RunFolder
+from recarc.evaluation.fingerprint import Json
+from recarc.evaluation.run_folder import RunFolder
 from recarc.evaluation.samples import Samples, TensorSamples, as_samples
 from recarc.report.runs import Run
 

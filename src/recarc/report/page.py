@@ -9,9 +9,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from recarc.atomic import write_bytes
 from recarc.errors import InputError
 from recarc.evaluation.wording import attack_text, eps_text
-from recarc.files import write_bytes
 from recarc.report.content import Report
 from recarc.report.gallery import colours, data_uri
 from recarc.report.svg import curve_svg, legend_mark, rescoring_svg

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recarc.evaluation.configuration import Json
+from recarc.evaluation.fingerprint import Json
 from recarc.report.curves import attacked_alone
 from recarc.report.runs import Run, place
 

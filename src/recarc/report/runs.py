@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from recarc.attacks.registry import ATTACKS, attack_named
 from recarc.errors import InputError
-from recarc.evaluation.configuration import Json, canonical, described
-from recarc.evaluation.folder import RUN, RunFolder
+from recarc.evaluation.fingerprint import Json, canonical, described
 from recarc.evaluation.result import Evaluation
-from recarc.named_attacks import ATTACKS, attack_named
+from recarc.evaluation.run_folder import RUN, RunFolder
 
 TITLES = {
     "Tight": "Tight",

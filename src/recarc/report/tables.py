@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from recarc.atomic import write_bytes
 from recarc.errors import InputError
-from recarc.files import write_bytes
 from recarc.report.content import Report, file_names
 from recarc.report.curves import Curve
 

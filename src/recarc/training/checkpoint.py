@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -16,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from recarc import atomic
+from recarc.atomic import Lock
 from recarc.errors import InputError, first_line
-from recarc.files import write_through
 from recarc.training.faults import TrainingError, disk_message
-from recarc.training.lane import Lane
-from recarc.training.lock import FolderLock
+from recarc.training.stage_trainer import Lane
 
-CONFIG, STATE = "run.json", "checkpoint.pt"
+CONFIG, STATE, LOCK = "training.json", "checkpoint.pt", ".lock"
 
 
 class RunFolder:
@@ -37,7 +36,7 @@ class RunFolder:
         self.seconds = 60 * minutes
         self.saved_at = time.monotonic()
         self.last_step: int | None = None
-        self._lock: FolderLock | None = None
+        self._lock: Lock | None = None
 
     def open(self) -> dict[str, Any] | None:
         """Refuses a folder in use; returns the state of this very run if it was begun before."""
@@ -50,11 +49,10 @@ class RunFolder:
             self._make(self.folder)
         self._check_same()
         if self.writer:
-            self._lock = FolderLock(self.folder)
+            self._lock = _hold(self.folder)
             self._check_out(self.out)  # again: the run that held the lock may have ended meanwhile
             self._check_same()
-            for leftover in self.folder.glob(".*.new"):  # of a killed process
-                leftover.unlink(missing_ok=True)
+            atomic.sweep(self.folder)
         path = self.folder / STATE
         if not path.exists():
             return None
@@ -146,14 +144,21 @@ class RunFolder:
         self._lock = None
 
     def _write(self, path: Path, data: Any) -> None:
-        aside = path.with_name(f".{path.name}.{os.getpid()}.new")
         try:
-            write_through(aside, data)
-            aside.replace(path)
+            atomic.write_bytes(path, data)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                aside.unlink()
             raise TrainingError(disk_message(error, path, self.kept())) from None
+
+
+def _hold(folder: Path) -> Lock:
+    try:
+        return Lock(folder / LOCK)
+    except BlockingIOError:
+        raise InputError(
+            f"another process is training in {folder}; wait for it, or choose another out folder"
+        ) from None
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
 
 
 def _difference(key: str, found: dict[str, Any], wanted: dict[str, Any]) -> str:

@@ -7,7 +7,6 @@ images within a process's share instead of the whole batch.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recarc.errors import InputError
-from recarc.evaluation.ranks import meet
+from recarc.runtime import meet, world_size
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def joined(device: torch.device) -> Iterator[Group]:
 
     While it lasts the device is the current one. Whatever was made or set here is undone at the end.
     """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = world_size()
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         if world == 1:
             yield Group()
@@ -96,13 +95,6 @@ def joined(device: torch.device) -> Iterator[Group]:
             yield Group(dist.get_rank(), world, host)
         finally:
             dist.destroy_process_group(None if made_here else host)
-
-
-def local_device(device: torch.device) -> torch.device:
-    """Under torchrun every process takes its own GPU."""
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % max(torch.cuda.device_count(), 1))
-    return device
 
 
 def check_batch(batch: int, group: Group) -> None:

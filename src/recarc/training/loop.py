@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recarc.runtime import kernel_settings
 from recarc.training.batches import Pixels
-from recarc.training.capture import stepper
 from recarc.training.checkpoint import RunFolder
+from recarc.training.cuda_graph import stepper
 from recarc.training.faults import Interrupted, TrainingError, memory_advice
-from recarc.training.lane import Lane
-from recarc.training.machine import Machine
 from recarc.training.progress import Board, Progress
+from recarc.training.speed_options import Machine
+from recarc.training.stage_trainer import Lane
 
 CHECK_EVERY = 50  # steps between looks at the device: is the loss finite, how fast are we
 VALIDATION_BATCH = 1000
@@ -53,7 +54,11 @@ class Loop:
     def run(self, step: int = 0) -> None:
         """From step `step` (its state is in the lanes) to the end."""
         self.progress.stage(self.label, self.steps, self.recipe.epochs, self.ahead)
-        with memory_advice(self.recipe.batch), tuned(self.machine), stop_signals() as stopped:
+        with (
+            memory_advice(self.recipe.batch),
+            kernel_settings(self.machine.device, benchmark=True),
+            stop_signals() as stopped,
+        ):
             self._load(step)
             advance, done = None, self._patience_over(step)  # a checkpoint may be of the last step
             while step < self.steps and not done:
@@ -174,17 +179,6 @@ def shared_batches(lane: Lane, data: Pixels) -> Iterator[tuple[Tensor, Tensor]]:
     for part in rows.split(VALIDATION_BATCH):
         x, y = data.images(part)
         yield lane.machine.layout(x), y
-
-
-@contextmanager
-def tuned(machine: Machine) -> Iterator[None]:
-    """cuDNN picks its fastest algorithms for fixed shapes; the user's setting comes back afterwards."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = machine.device.type == "cuda"
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 @contextmanager

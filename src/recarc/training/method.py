@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recarc.ensemble import RandomizedEnsemble
 from recarc.geometry import Ball
-from recarc.training.team import Team
+from recarc.training.step_context import Team
 
 Parts = dict[str, Tensor]  # named scalars; their sum is minimised
 

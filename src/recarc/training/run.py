@@ -18,16 +18,17 @@ from recarc.errors import InputError
 from recarc.geometry import Norm
 from recarc.models.store import save_ensemble
 from recarc.provenance import commit
+from recarc.runtime import device_named
 from recarc.training.batches import Augmentation, split
 from recarc.training.checkpoint import RunFolder, lanes_state, load_lane, random_state, set_random_state
-from recarc.training.distributed import check_batch, joined, local_device
+from recarc.training.config import Problem, pose
+from recarc.training.distributed import check_batch, joined
 from recarc.training.faults import TrainingError, disk_message
-from recarc.training.lane import Lane
 from recarc.training.loop import Loop, steps_of
-from recarc.training.machine import Machine, Switches, fit, machine_for, the_device
 from recarc.training.method import Stage
-from recarc.training.problem import Problem, pose
 from recarc.training.progress import Board, Progress, duration, to_stderr
+from recarc.training.speed_options import Machine, Switches, fit, machine_for
+from recarc.training.stage_trainer import Lane
 
 
 def train(
@@ -61,7 +62,7 @@ def train(
     >>> rec = train("bat", "cifar10", norm="linf", eps=8 / 255, out="bat")      # doctest: +SKIP
     """
     wishes = switches or Switches()
-    where = local_device(the_device(device))
+    where = device_named(device)
     problem = pose(
         method,
         data,

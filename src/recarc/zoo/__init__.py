@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from recarc.atomic import write_bytes
 from recarc.errors import InputError, unknown
-from recarc.files import write_bytes
 
 HOME = Path(__file__).parent
 INDEX = "index.json"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from recarc.training.method import Method, Parts, Stage, together
-from recarc.training.team import Team
+from recarc.training.step_context import Team
 
 ENTROPY, VOLUME = 2.0, 0.5  # the paper's alpha and beta
 JITTER = 1e-6  # keeps the logarithm finite while two members still agree exactly

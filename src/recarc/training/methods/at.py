@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from recarc.training.method import Method
-from recarc.training.team import Team
+from recarc.training.step_context import Team
 
 
 class AT(Method):

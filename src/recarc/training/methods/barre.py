@@ -9,11 +9,10 @@ from torch import Tensor
 
 from recarc.attacks.arc import ARC
 from recarc.ensemble import RandomizedEnsemble
-from recarc.evaluation.alpha import Samples, osp
-from recarc.evaluation.osp import projected_descent
 from recarc.geometry import Ball
+from recarc.sampling import Samples, osp, projected_descent
 from recarc.training.methods.mrboost import MRBoost
-from recarc.training.team import Team
+from recarc.training.step_context import Team
 
 EVERY = 10  # epochs between searches while training
 FROM_MEMBER = 4

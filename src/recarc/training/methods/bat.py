@@ -8,7 +8,7 @@ from torch import Tensor
 
 from recarc.training.method import Method, Stage
 from recarc.training.methods.at import AT
-from recarc.training.team import Team, expected_loss
+from recarc.training.step_context import Team, expected_loss
 
 
 class BAT(Method):

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from recarc.attacks.base import input_gradient
 from recarc.errors import InputError
 from recarc.geometry import Ball
-from recarc.training.copies import without_weight_gradients
 from recarc.training.method import Method, Parts, Stage
 from recarc.training.methods.natural import Natural
-from recarc.training.team import Team
+from recarc.training.shadow_models import without_weight_gradients
+from recarc.training.step_context import Team
 
 EPS, STEP, STEPS = 0.07, 0.007, 10
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from recarc.geometry import per_sample
 from recarc.training.method import Method
-from recarc.training.team import Team
+from recarc.training.step_context import Team
 
 
 class Free(Method):

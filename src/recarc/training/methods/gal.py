@@ -8,7 +8,7 @@ from torch import Tensor
 from recarc.losses import cross_entropy
 from recarc.training.method import Method, Parts, Stage, together
 from recarc.training.second_order import inputs_only, second_order
-from recarc.training.team import Team
+from recarc.training.step_context import Team
 
 COHERENCE = 0.5
 

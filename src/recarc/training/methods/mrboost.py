@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recarc.training.method import Method, Parts, Stage
-from recarc.training.team import Team
+from recarc.training.step_context import Team
 
 
 class MRBoost(Method):

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from recarc.geometry import Ball
 from recarc.losses import cross_entropy
-from recarc.training.copies import without_weight_gradients
 from recarc.training.method import Method, Parts, Stage, together
 from recarc.training.methods.gal import logits_and_gradients, pairwise_cosines
 from recarc.training.second_order import second_order
-from recarc.training.team import Team, random_start
+from recarc.training.shadow_models import without_weight_gradients
+from recarc.training.step_context import Team, random_start
 
 WEIGHT, COSINE = 5.0, 2.0
 # Theirs: 2 times twice the squared norm of the gradient of a batch's mean loss, 128 images; here of one image's loss.

@@ -3,6 +3,6 @@
 For the search of an attack only: what it finds is judged with the original members in float32.
 """
 
-from recarc.acceleration.members import TILE, FastMember, Settings, accelerate
+from recarc.fast.fast_member import TILE, FastMember, Settings, accelerate
 
 __all__ = ["TILE", "FastMember", "Settings", "accelerate"]

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from recarc.geometry import Ball
 from recarc.training.batches import CROP_DRAWS, Augmentation, Pixels, epoch_order
-from recarc.training.copies import Copies, frozen_copy
 from recarc.training.distributed import share_batch_norm
-from recarc.training.machine import Machine
 from recarc.training.method import Method, Parts, Stage
 from recarc.training.optimizer import Average, float_state, optimizer_for
 from recarc.training.recipes import Recipe
 from recarc.training.schedule import average_decay, learning_rate
-from recarc.training.team import Team, uniform_in_ball_draws
+from recarc.training.shadow_models import Copies, frozen_copy
+from recarc.training.speed_options import Machine
+from recarc.training.step_context import Team, uniform_in_ball_draws
 
 PARTS = 8  # most named parts a loss can have
 VALIDATION_STEPS = 10  # of the attack that validation uses, from zero

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recarc.acceleration.fusing import Convolve, Run, fuse_runs
-from recarc.acceleration.precision import AUTOCAST
 from recarc.errors import InputError, first_line
-from recarc.models.folding import fold_batch_norm
+from recarc.fast.fold import fold_batch_norm
+from recarc.fast.fuse import Convolve, Run, fuse_runs
+from recarc.runtime import AUTOCAST
 
 
 def folded_copy(member: nn.Module) -> nn.Module:
@@ -28,7 +28,7 @@ def folded_copy(member: nn.Module) -> nn.Module:
 
 
 def body_of(folded: nn.Module, precision: str, fuse: bool = True) -> nn.Module:
-    """A copy that runs under `precision.running(precision)`; float16 with fused convolutions where they can be."""
+    """A copy that runs under `precision.in_precision(precision)`; float16 with fused convolutions where they can be."""
     body = copy.deepcopy(folded) if precision == "float32" else copy.deepcopy(folded).float()
     if precision == "float16":
         body = _with_full_logits(fused(body, torch.float16) if fuse else body)
@@ -68,7 +68,7 @@ def kernel_convolve() -> Convolve | None:
 
 @lru_cache
 def _tried_convolve() -> Convolve:
-    from recarc.acceleration.kernels import convolve
+    from recarc.fast.kernels import convolve
 
     x = torch.ones(1, 16, 4, 4, dtype=torch.float16, device="cuda")
     taps = torch.full((9, 16, 16), 0.25, dtype=torch.float16, device="cuda")

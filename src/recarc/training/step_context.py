@@ -13,8 +13,8 @@ from recarc.attacks.pgd import ascend
 from recarc.errors import InputError
 from recarc.geometry import Ball, per_sample
 from recarc.losses import cross_entropy
-from recarc.training.copies import without_weight_gradients
 from recarc.training.recipes import Recipe
+from recarc.training.shadow_models import without_weight_gradients
 
 
 @dataclass

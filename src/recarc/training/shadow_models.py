@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from recarc.acceleration.bodies import fused
-from recarc.acceleration.fusing import Run
 from recarc.errors import InputError
-from recarc.models.folding import conv_norm_pairs, fold_batch_norm
+from recarc.fast.convert import fused
+from recarc.fast.fold import conv_norm_pairs, fold_batch_norm
+from recarc.fast.fuse import Run
 
 
 class Copies:

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from recarc.acceleration.bodies import any_size, body_of, folded_copy
-from recarc.acceleration.calls import Call, Tile, laid_out, prepare_compiler
-from recarc.acceleration.fusing import Run
-from recarc.acceleration.graphs import Slot
-from recarc.acceleration.precision import check_precision
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble
 from recarc.errors import InputError, first_line
+from recarc.fast.convert import any_size, body_of, folded_copy
+from recarc.fast.execute import Call, Slot, Tile, laid_out, prepare_compiler
+from recarc.fast.fuse import Run
+from recarc.runtime import COARSE, check_precision
 
 TILE = {"cuda": 1024, "cpu": 256}  # images at once: fills an H200, and a layer's activations stay in its cache
 SMALL_TILE = 32  # captured tiles have 32, 64, ... images
@@ -58,7 +57,7 @@ def accelerate(
     """
     ensemble = as_ensemble(ensemble)
     device = ensemble.device_of_members() or torch.device("cpu")
-    check_precision(precision, device)
+    check_precision(precision, device, ("float32", *COARSE))
     settings = Settings(precision, compile, graphs if device.type == "cuda" else False, tile, one_size)
     if settings.compile:
         prepare_compiler()

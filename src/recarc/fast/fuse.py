@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_input
 
 from recarc.errors import InputError
-from recarc.models.folding import traced
+from recarc.fast.fold import traced
 
 RELUS = (F.relu, torch.relu, "relu", "relu_")
 SUMS = (operator.add, operator.iadd, torch.add)

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recarc.acceleration import TILE
-from recarc.attacks.base import check_labels
 from recarc.ensemble import RandomizedEnsemble, check_logits, untouched
 from recarc.errors import InputError, first_line
-from recarc.evaluation.members import dtype_of
 from recarc.evaluation.samples import Samples
+from recarc.evaluation.tiling import dtype_of
+from recarc.fast import TILE
 from recarc.geometry import Ball
+from recarc.inputs import check_labels
 
 PEERS = ("autoattack", "foolbox", "torchattacks")  # packages with a `stage` in recarc.adapters
 LARGE = 10_000  # numbers in an image above which a few dozen of them fill a GPU, and its memory

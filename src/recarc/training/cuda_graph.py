@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from recarc.errors import first_line
-from recarc.training.lane import Lane
-from recarc.training.machine import Machine
+from recarc.training.speed_options import Machine
+from recarc.training.stage_trainer import Lane
 
 WARMUP = 3  # steps before capture: libraries choose their algorithms and allocate their workspaces
 AGREEMENT = 0.1  # relative difference of the loss and of the weights' movement that rounding may cause

@@ -12,8 +12,8 @@ from typing import Any
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
 from recarc.evaluation.engine import evaluate
-from recarc.evaluation.folder import RUN, RunFolder, write_all
 from recarc.evaluation.result import Estimate, Evaluation, estimate
+from recarc.evaluation.run_folder import RUN, RunFolder, write_all
 from recarc.geometry import Ball
 
 AXES = ("alpha", "eps", "steps", "planes", "size")

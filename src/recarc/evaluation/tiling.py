@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from recarc.acceleration import FastMember, accelerate
 from recarc.ensemble import Member, RandomizedEnsemble
-from recarc.errors import unknown
-
-PRECISIONS = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "tf32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
-ACCELERATED = ("tf32", "float16", "bfloat16")  # searched with folded members in their own tiles
+from recarc.fast import FastMember, accelerate
+from recarc.runtime import COARSE, PRECISIONS, kernel_settings
 
 
 @dataclass
@@ -89,8 +80,8 @@ def tiled(
 
     Accelerated members take tiles of `wide` samples (`tile` by default).
     """
-    dtype = None if precision is None else precision_named(precision)
-    if precision in ACCELERATED:
+    dtype = None if precision is None else PRECISIONS[precision]
+    if precision in COARSE:
         fast = accelerate(ensemble, precision, tile=wide or tile, one_size=True)
         return _with_members(ensemble, [_counted(m, tile, passes) for m in fast.members])
     return _with_members(ensemble, [TiledMember(_converted(m, dtype), tile, passes, dtype) for m in ensemble.members])
@@ -106,12 +97,6 @@ def _with_members(ensemble: RandomizedEnsemble, members: Sequence[Member]) -> Ra
     return proxy
 
 
-def precision_named(name: str) -> torch.dtype:
-    if name not in PRECISIONS:
-        raise unknown("precision", name, PRECISIONS)
-    return PRECISIONS[name]
-
-
 def input_dtype(precision: str | None) -> torch.dtype:
     """What an attack's inputs are kept in: half precision is for the members only, pixels need more."""
     return torch.float64 if precision == "float64" else torch.float32
@@ -123,18 +108,6 @@ def _converted(member: Member, dtype: torch.dtype | None) -> Member:
     return copy.deepcopy(member).to(dtype)
 
 
-@contextmanager
-def reproducible(device: torch.device) -> Iterator[None]:
-    """On CUDA: deterministic kernels in full float32; the settings are put back at the end."""
-    if device.type != "cuda":
-        yield
-        return
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = True, False, False
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = before[:3]
-        torch.set_float32_matmul_precision(before[3])
+def reproducible(device: torch.device) -> AbstractContextManager[None]:
+    """On CUDA: deterministic kernels in full float32."""
+    return kernel_settings(device, tf32=False, benchmark=False, deterministic=True)

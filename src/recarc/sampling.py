@@ -19,11 +19,11 @@ from torch import Tensor
 from recarc.attacks import AdaptivePGD, Attack, Climb, Tight
 from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError
-from recarc.evaluation.osp import ROUNDS, projected_descent
 from recarc.geometry import Ball
 
 Patterns = np.ndarray  # (M, N) bool: which members are fooled
 Watch = Callable[[str, list[float], float], None]
+ROUNDS = 10  # of OSP
 MOST_POINTS = 1000  # attacks that a grid search may take
 
 
@@ -249,3 +249,37 @@ def simplex_grid(members: int, points: int) -> list[list[float]]:
     cuts = itertools.combinations(range(total + members - 1), members - 1)
     bars = ([-1, *cut, total + members - 1] for cut in cuts)
     return [[(b - a - 1) / total for a, b in itertools.pairwise(bar)] for bar in bars]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The best alpha seen, its error under attack, and every (alpha, error) in order."""
+
+    alpha: Tensor
+    error: float
+    rounds: list[tuple[list[float], float]]
+
+
+def projected_descent(
+    errors: Callable[[Tensor], Tensor], alpha: Tensor, rounds: int = ROUNDS, step: float = 1.0
+) -> Sampling:
+    """Projected sub-gradient descent on the simplex; `errors(alpha)` gives the members' errors under attack there."""
+    seen: list[tuple[list[float], float]] = []
+    best, lowest = alpha, float("inf")
+    for t in range(1, rounds + 1):
+        g = errors(alpha)
+        error = float((alpha * g).sum())
+        seen.append((alpha.tolist(), error))
+        if error < lowest:
+            best, lowest = alpha, error
+        alpha = project_simplex(alpha - step / t * g)
+    return Sampling(best, lowest, seen)
+
+
+def project_simplex(v: Tensor) -> Tensor:
+    """The nearest point of {a >= 0, sum a = 1} in the Euclidean norm: v - theta, cut at zero."""
+    ordered = v.sort(descending=True).values
+    excess = ordered.cumsum(0) - 1
+    count = torch.arange(1, len(v) + 1, dtype=v.dtype, device=v.device)
+    last = int((ordered * count > excess).sum()) - 1
+    return (v - excess[last] / (last + 1)).clamp(min=0)

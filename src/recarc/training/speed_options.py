@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from recarc.acceleration.bodies import kernel_convolve
-from recarc.errors import InputError, first_line
-from recarc.training.copies import foldable
+from recarc.errors import first_line
+from recarc.fast.convert import kernel_convolve
 from recarc.training.distributed import Group
 from recarc.training.method import Method
+from recarc.training.shadow_models import foldable
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,3 @@ def fit(machine: Machine, method: Method, model: nn.Module, attack_mode: str, wi
         machine.fuse = fusible  # what nobody asked for goes off without a word
     if machine.fuse and kernel_convolve() is None:
         machine.off("fuse", "Triton cannot build the kernels here")
-
-
-def the_device(name: str | torch.device | None) -> torch.device:
-    """The device of this name; by default a GPU where there is one."""
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {str(name)!r} is not available here: {first_line(error)}") from None
-    return device

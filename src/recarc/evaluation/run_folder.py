@@ -6,19 +6,19 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from recarc.errors import InputError
-from recarc.evaluation.answers import Answers
-from recarc.evaluation.configuration import Json, differences, fingerprint
-from recarc.evaluation.faults import RunError
+from recarc import atomic
+from recarc.atomic import PART, Lock
+from recarc.errors import InputError, RunError
+from recarc.evaluation.fingerprint import Json, differences, fingerprint
 from recarc.evaluation.records import Records, from_parquet, to_parquet
-from recarc.locks import hold
+
+Answers = list[list[str] | None]  # logits of each member on the first samples, a line each; None: it is random
 
 FORMAT = 1
 RUN, SUMMARY, LOCK = "run.json", "summary.json", ".lock"
@@ -153,8 +153,7 @@ class RunFolder:
 
     def sweep(self) -> None:
         """Remove what killed processes left under temporary names."""
-        for leftover in self.path.glob(".*.tmp"):
-            leftover.unlink(missing_ok=True)
+        atomic.sweep(self.path)
 
 
 @contextlib.contextmanager
@@ -166,7 +165,7 @@ def locked(path: str | Path) -> Iterator[None]:
         names = {file.name for file in folder.iterdir()}
     except OSError as error:
         raise InputError(f"cannot make the run folder {path}: {error.strerror or error}") from None
-    others = sorted(name for name in names if name != LOCK and not name.endswith(".tmp"))
+    others = sorted(name for name in names if name != LOCK and PART not in name)
     if others and not (folder / RUN).exists():
         raise InputError(f"{path} holds other files ({others[0]}) and no {RUN}; choose another folder")
     with _lock(folder / LOCK):
@@ -174,42 +173,19 @@ def locked(path: str | Path) -> Iterator[None]:
 
 
 def write_all(files: Mapping[Path, bytes]) -> None:
-    """Write every file under a temporary name, then rename them in order: all or nothing on a full disk."""
-    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
+    """All of the files or none; a full disk is said in one line."""
     try:
-        for path, data in files.items():
-            with temporary[path].open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        for path, aside in temporary.items():
-            os.replace(aside, path)
-        _sync_folder(next(iter(files)).parent)
+        atomic.write_all(files)
     except OSError as error:
-        name = next(iter(files))
         raise RunError(
-            f"cannot write {name}: {error.strerror or error}; what was finished is kept, "
+            f"cannot write {next(iter(files))}: {error.strerror or error}; what was finished is kept, "
             "so make room and run the same command again"
         ) from None
-    finally:
-        for aside in temporary.values():
-            with contextlib.suppress(OSError):
-                aside.unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make renames durable where the system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _lock(path: Path) -> IO[bytes]:
+def _lock(path: Path) -> Lock:
     try:
-        return hold(path)
+        return Lock(path)
     except BlockingIOError:
         raise InputError(
             f"another process is writing to {path.parent}; wait for it, or choose another folder"

@@ -129,7 +129,7 @@ def _object(value: Any, inner: Describe) -> Json:
 def module_hash(module: nn.Module, known: Known | None = None) -> str:
     """Architecture (as printed, the attributes and hooks of its parts), parameters and every buffer.
 
-    Not the code of its methods: see `recarc.evaluation.answers`.
+    Not the code of its methods: see `recarc.evaluation.resume`.
     """
     digest = hashlib.sha256(ADDRESS.sub("", repr(module)).encode())
     parts = dict(module.named_modules())
