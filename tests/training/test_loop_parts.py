@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from recarc.data.loading import load
-from recarc.fast.fuse import Run, plain_convolve
+from recarc.fast.fuse import FusedBlock, plain_convolve
 from recarc.models.registry import build
 from recarc.models.store import load_ensemble
 from recarc.training import Switches, recipe_for
@@ -174,7 +174,7 @@ def test_the_fused_copy_follows_the_training_weights(monkeypatch: pytest.MonkeyP
     torch.manual_seed(0)
     master = build("resnet20", 10).train()
     copies = Copies(master, half=True, attack_mode="eval", fold=True, fuse=True)
-    assert any(isinstance(m, Run) for m in copies.attack.modules())
+    assert any(isinstance(m, FusedBlock) for m in copies.attack.modules())
     x = torch.rand(4, 3, 32, 32)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         before = copies.attack(x)

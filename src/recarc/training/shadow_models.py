@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from recarc.errors import InputError
-from recarc.fast.convert import fused
+from recarc.fast.convert import fuse_if_possible
 from recarc.fast.fold import conv_norm_pairs, fold_batch_norm
-from recarc.fast.fuse import Run
+from recarc.fast.fuse import FusedBlock
 
 
 class Copies:
@@ -80,10 +80,10 @@ class _Folding:
         state, source = self.module.state_dict(keep_vars=True), master.state_dict(keep_vars=True)
         rest = [name for name in state if name not in done]
         self.rest = [state[name].data for name in rest], [source[name].data for name in rest]
-        self.runs: list[Run] = []
+        self.runs: list[FusedBlock] = []
         if fuse:
-            self.module = fused(self.module, torch.bfloat16)
-            self.runs = [m for m in self.module.modules() if isinstance(m, Run)]
+            self.module = fuse_if_possible(self.module, torch.bfloat16)
+            self.runs = [m for m in self.module.modules() if isinstance(m, FusedBlock)]
 
     def refresh(self) -> None:
         """w <- w s and b <- (b - mean) s + beta with s = gamma / sqrt(var + eps)."""
@@ -125,7 +125,7 @@ def frozen_copy(member: nn.Module, half: bool, fold: bool, fuse: bool = False) -
     fixed.requires_grad_(False).eval()
     if half:
         _halve(fixed)
-    return fused(fixed, torch.bfloat16) if fold and fuse else fixed
+    return fuse_if_possible(fixed, torch.bfloat16) if fold and fuse else fixed
 
 
 @contextmanager
