@@ -107,11 +107,13 @@ class Compiled(nn.Module):
 
 def test_compiled_and_parallel_members_are_saved_as_what_they_wrap(tmp_path: Path) -> None:
     inner = small()
-    wrapped = nn.DataParallel(inner)
+    wrapped = nn.DataParallel(inner)  # moves the model to the GPU on a machine with one
     wrapped.spec = inner.spec
-    compiled = Compiled(small(1))
+    compiled = Compiled(small(1).to(inner.net.fc.weight.device))
     folder = save_ensemble(RandomizedEnsemble([wrapped, compiled]), tmp_path / "rec")
-    assert torch.equal(load_ensemble(folder).members[0].net.fc.weight, inner.net.fc.weight)
+    loaded = load_ensemble(folder, device="cpu")
+    assert torch.equal(loaded.members[0].net.fc.weight, inner.net.fc.weight.cpu())
+    assert torch.equal(loaded.members[1].net.fc.weight, small(1).net.fc.weight)
 
 
 # Saving ------------------------------------------------------------------------------------------------
