@@ -45,11 +45,26 @@ def test_a_corrupted_file_is_refused(own_zoo: Path) -> None:
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(bytes(data))
-    with pytest.raises(InputError, match=r"zoo:tiny: member_1.safetensors is corrupt"):
+    with pytest.raises(InputError, match=r"tiny/member_1.safetensors is corrupt"):
         load_ensemble("zoo:tiny")
+    with pytest.raises(InputError, match=r"zoo:tiny: member_1.safetensors is corrupt"):
+        zoo.verify("tiny")
     weights.unlink()
     with pytest.raises(InputError, match=r"zoo:tiny lacks member_1.safetensors"):
-        zoo.folder("tiny")
+        zoo.verify("tiny")
+    with pytest.raises(InputError, match=r"tiny/member_1.safetensors does not exist"):
+        load_ensemble("zoo:tiny")
+    (own_zoo / "tiny" / "ensemble.json").write_text("{}")
+    with pytest.raises(InputError, match=r"zoo:tiny: ensemble.json is corrupt"):
+        load_ensemble("zoo:tiny")
+
+
+def test_each_weights_file_is_read_and_hashed_once(own_zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: (reads.append(self.name), read_bytes(self))[1])
+    load_ensemble("zoo:tiny")
+    assert sorted(reads) == ["ensemble.json", "member_0.safetensors", "member_1.safetensors"]
 
 
 def test_unknown_names_and_a_damaged_index(own_zoo: Path) -> None:

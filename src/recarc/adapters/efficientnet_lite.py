@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 
 from recarc.adapters.members import AdaptedMember, adapted, peer
 from recarc.errors import InputError
-from recarc.models.factories import with_factory
+from recarc.models.registry import with_factory
 
 MEAN, STD = 127 / 255, 128 / 255  # (255 x - 127) / 128
 

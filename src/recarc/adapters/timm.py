@@ -8,7 +8,7 @@ from torch import nn
 
 from recarc.adapters.members import AdaptedMember, adapted, peer
 from recarc.errors import InputError
-from recarc.models.factories import with_factory
+from recarc.models.registry import with_factory
 
 
 def member(model: str | nn.Module, resize: int | None = None, **knobs: Any) -> AdaptedMember:
