@@ -189,9 +189,8 @@ def _fitting_spec(state: State, wanted: _Wanted, source: str) -> ModelSpec:
     if nearest is not None:
         expected, spec = nearest[1].state_dict(), _spec(nearest[1])
         chosen = ", ".join(f"{key}={value}" for key, value in spec.options.items())
-        check_fit(
-            expected, _with_counters(state, expected), source, f"{spec.label} ({chosen})" if chosen else spec.label
-        )
+        label = f"{spec.label} ({chosen})" if chosen else spec.label
+        check_fit(expected, _with_counters(state, expected), source, label)
     raise InputError(
         f"{source} fits none of the registered architectures ({', '.join(names())}): "
         "name one with architecture= to see what differs"
