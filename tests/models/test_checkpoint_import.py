@@ -17,6 +17,7 @@ from torch import Tensor
 from recarc.errors import InputError
 from recarc.models import FORMATS, build, import_checkpoint, load_ensemble, read_manifest
 from recarc.models.importers import NORMALISATIONS, Format
+from recarc.models.importers.convert import Wanted, fitting_spec, registry_names
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 DVERGE = SHARED / "dverge" / "3_ResNet20_eps_0.07_seed_0.pth"
@@ -129,16 +130,12 @@ def test_robust_overfitting_is_normalised_outside_the_model(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arch", "options", "renames"),
     [
-        ("resnet18", {}, [("^fc", "linear"), ("downsample", "shortcut")]),
-        ("resnet18", {"stem": "imagenet"}, []),
         ("resnet20", {"shortcut": "conv"}, [("downsample", "shortcut")]),
-        ("vgg16", {}, [("^fc", "classifier")]),
-        ("mobilenetv1", {}, [("^fc", "linear")]),
         ("wrn28_4", {}, [(r"^layer(\d)\.", r"block\1.layer."), (r"downsample\.0", "convShortcut")]),
         ("cnn", {"batch_norm": True}, []),
     ],
 )
-def test_the_architecture_is_found_by_names_and_shapes(
+def test_the_architecture_is_found_and_gives_the_same_logits(
     arch: str, options: dict[str, Any], renames: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     state = net_state(arch, **options)
@@ -146,12 +143,31 @@ def test_the_architecture_is_found_by_names_and_shapes(
     (spec,) = import_checkpoint("plain", file, tmp_path / "rec", normalisation="none").members
     assert spec.architecture == arch
     assert {**spec.options, **options} == dict(spec.options)
+    x = torch.rand(1, 3, 32, 32)
+    with torch.no_grad():
+        found = load_ensemble(tmp_path / "rec").members[0](x)
+    assert torch.equal(found, logits_of(state, arch, x, **options))
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "renames"),
+    [
+        ("resnet18", {}, [("^fc", "linear"), ("downsample", "shortcut")]),
+        ("resnet18", {"stem": "imagenet"}, []),
+        ("preact_resnet18", {}, [("^fc", "linear"), ("downsample", "shortcut")]),
+        ("vgg16", {}, [("^fc", "classifier")]),
+        ("mobilenetv1", {}, [("^fc", "linear")]),
+    ],
+)
+def test_large_architectures_are_found_by_names_and_shapes(
+    arch: str, options: dict[str, Any], renames: list[tuple[str, str]]
+) -> None:
+    with torch.device("meta"):
+        state = net_state(arch, **options)
+    spec = fitting_spec(registry_names(renamed(state, *renames)), Wanted(), "w.pt")
+    assert spec.architecture == arch
+    assert {**spec.options, **options} == dict(spec.options)
     assert spec.image_size == (224 if options.get("stem") == "imagenet" else 32)
-    if spec.image_size == 32:
-        x = torch.rand(1, 3, 32, 32)
-        with torch.no_grad():
-            found = load_ensemble(tmp_path / "rec").members[0](x)
-        assert torch.equal(found, logits_of(state, arch, x, **options))
 
 
 def test_old_checkpoints_without_batch_counters(tmp_path: Path) -> None:

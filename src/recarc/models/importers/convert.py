@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def import_checkpoint(
         raise InputError(f"options {dict(options)} belong to an architecture: give architecture= too")
     given = _given_normalisation(mean, std, normalisation)
     checkpoint = read_checkpoint(file)
-    wanted = _Wanted(architecture, kind.architecture, classes, channels, image_size, dict(options or {}))
+    wanted = Wanted(architecture, kind.architecture, classes, channels, image_size, dict(options or {}))
     models = []
     for member in checkpoint.members:
         chosen = _normalisation(kind, given, member.normalisation, member.source)
@@ -151,29 +151,29 @@ def _alpha(
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class Wanted:
     """What the user fixed, and the format's usual architecture (whose mismatches are listed if nothing fits)."""
 
-    architecture: str | None
-    usual: str | None
-    classes: int | None
-    channels: int | None
-    image_size: int | None
-    options: dict[str, Any]
+    architecture: str | None = None
+    usual: str | None = None
+    classes: int | None = None
+    channels: int | None = None
+    image_size: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _fitted_model(state: State, wanted: _Wanted, normalisation: Normalisation, source: str) -> Classifier:
+def _fitted_model(state: State, wanted: Wanted, normalisation: Normalisation, source: str) -> Classifier:
     """The registered model that these weights fit, with the weights loaded."""
-    state = {f"net.{key}": value for key, value in _registry_names(state).items()}
+    state = registry_names(state)
     mean, std = (None if values is None else tuple(values) for values in normalisation)
-    spec = replace(_fitting_spec(state, wanted, source), mean=mean, std=std)
+    spec = replace(fitting_spec(state, wanted, source), mean=mean, std=std)
     model = build_member(spec)
     load_state(model, _with_counters(state, model.state_dict()), source, spec.label)
     assert isinstance(model, Classifier)
     return model.eval()
 
 
-def _fitting_spec(state: State, wanted: _Wanted, source: str) -> ModelSpec:
+def fitting_spec(state: State, wanted: Wanted, source: str) -> ModelSpec:
     """The first architecture without differences; if there is none, an error that lists the fewest differences."""
     expected_name = wanted.architecture or wanted.usual
     others = [] if wanted.architecture else [name for name in names() if name != expected_name]
@@ -197,7 +197,7 @@ def _fitting_spec(state: State, wanted: _Wanted, source: str) -> ModelSpec:
     )
 
 
-def _candidates(name: str, state: State, wanted: _Wanted) -> Iterator[Classifier]:
+def _candidates(name: str, state: State, wanted: Wanted) -> Iterator[Classifier]:
     """Models of an architecture, one for each combination of its options, without memory for their weights."""
     head = state.get("net.fc.weight")
     classes = wanted.classes or (10 if head is None or head.dim() == 0 else int(head.shape[0]))
@@ -225,12 +225,13 @@ def _spec(model: Classifier) -> ModelSpec:
     return model.spec
 
 
-def _registry_names(state: State) -> State:
+def registry_names(state: State) -> State:
+    """Other code's names of layers -> those of a registered model."""
     renamed: State = {}
     for key, value in state.items():
         for pattern, replacement in _RENAMES:
             key = pattern.sub(replacement, key)
-        renamed[key] = value
+        renamed[f"net.{key}"] = value
     return renamed
 
 
