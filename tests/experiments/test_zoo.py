@@ -11,7 +11,7 @@ import torch
 from recarc import RandomizedEnsemble, load_ensemble, save_ensemble, zoo
 from recarc.cli.app import run
 from recarc.errors import InputError
-from recarc.experiments.catalog import ensembles
+from recarc.experiments.catalog import command_for, ensembles
 from recarc.models import build
 
 SHIPPED = [entry.name for entry in zoo.entries()]
@@ -25,6 +25,8 @@ def own_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source = save_ensemble(pair, tmp_path / "pair", made_by={"method": "bat", "machine": {"device": "a CPU"}})
     home = tmp_path / "zoo"
     home.mkdir()
+    recipes = {"bat-digits-cnn-linf": "train it", "bat-cifar10-vgg16-l2": "python -m paper table1 --train-only"}
+    (home / "index.json").write_text(json.dumps({"format": 1, "ensembles": [], "recipes": recipes}))
     zoo.add(source, "tiny", "a tiny pair", "bat-digits-cnn-linf", "fast", home)
     monkeypatch.setattr(zoo, "HOME", home)
     return home
@@ -104,7 +106,7 @@ def test_the_command_line_evaluates_and_lists(own_zoo: Path, capsys: pytest.Capt
     assert run(["zoo", "list", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [e["name"] for e in told["ensembles"]] == ["tiny"]
-    assert told["made_by_recipe"]["bat-cifar10-vgg16-l2"].startswith("recarc reproduce table1")
+    assert told["made_by_recipe"] == {"bat-cifar10-vgg16-l2": "python -m paper table1 --train-only"}
     assert run(["evaluate", "zoo:none", "--data", "digits", "--eps", "0.1"]) == 2
     assert run(["zoo", "list"]) == 0
 
@@ -119,6 +121,11 @@ def test_what_is_shipped_is_intact(name: str) -> None:
         assert entry.made in {made.name for made in ensembles()}
     assert entry.provenance["method"] and entry.provenance["device"]
     assert sum((zoo.folder(name) / file).stat().st_size for file in entry.files) < 3e6
+
+
+def test_the_index_lists_the_command_of_every_ensemble_of_the_paper() -> None:
+    commands = {made.name: command_for(made) for made in ensembles() if not made.package}
+    assert zoo.recipes() == {name: c.replace("recarc reproduce", "python -m paper") for name, c in commands.items()}
 
 
 def test_the_promised_ensembles_are_shipped() -> None:

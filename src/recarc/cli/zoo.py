@@ -19,14 +19,12 @@ def list_ensembles(
 
     Example: `recarc zoo list`, then `recarc evaluate zoo:bat-resnet20-linf --data cifar10 --eps 8/255`
     """
-    from recarc.experiments.catalog import command_for, ensembles
-    from recarc.zoo import entries, verify
+    from recarc.zoo import entries, recipes, verify
 
     shipped = entries()
     for entry in shipped:
         verify(entry.name)
-    recipes = {entry.made for entry in shipped}
-    others = {made.name: command_for(made) for made in ensembles() if made.name not in recipes and not made.package}
+    others = {name: command for name, command in recipes().items() if name not in {entry.made for entry in shipped}}
     if json_:
         print_json({"ensembles": [entry.to_json() for entry in shipped], "made_by_recipe": others})
         return
@@ -39,7 +37,7 @@ def list_ensembles(
         commit = str(entry.provenance.get("commit") or "not recorded")[:12]
         table.add_row(f"zoo:{entry.name}", entry.title, entry.recipe, commit)
     console.print(table if shipped else "This build comes without ensembles.")
-    not_shipped = Table("not shipped", "trained by")
+    not_shipped = Table("not shipped", "trained by (in a checkout of the repository)")
     for name, command in others.items():
         not_shipped.add_row(name, command)
     console.print(not_shipped)

@@ -132,8 +132,7 @@ def load_ensemble(
 def check_member(member: object, name: str) -> Spec:
     """The description of a member, after checking that the described model has the weights of this one."""
     spec = spec_of(member, name)
-    found = unwrapped(member).state_dict()
-    check_fit(_expected(spec), found, name, f"its own description ({spec.label})")
+    check_fit(_expected(spec), unwrapped(member).state_dict(), name, f"its own description ({spec.label})")
     return spec
 
 

@@ -74,14 +74,14 @@ def is_state(value: object) -> bool:
     return all(isinstance(key, str) and isinstance(item, Tensor) for key, item in value.items())
 
 
-def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+def differences(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
     """Every way in which a state dict does not fit."""
-    wrong = [f"missing {key!r}" for key in expected if key not in found]
-    wrong += [f"unexpected {key!r}" for key in sorted(found) if key not in expected]
+    wrong = [f"missing {key!r}" for key in expected if key not in state]
+    wrong += [f"unexpected {key!r}" for key in sorted(state) if key not in expected]
     for key in expected:
-        if key not in found:
+        if key not in state:
             continue
-        want, have = expected[key], found[key]
+        want, have = expected[key], state[key]
         if want.shape != have.shape:
             wrong.append(f"{key!r} has shape {tuple(have.shape)}, expected {tuple(want.shape)}")
         elif want.is_floating_point() != have.is_floating_point():
@@ -89,16 +89,16 @@ def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> 
     return wrong
 
 
-def check_fit(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], found_in: str, model: str) -> None:
-    wrong = differences(expected, found)
+def check_fit(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], source: str, model: str) -> None:
+    wrong = differences(expected, state)
     if wrong:
         more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        raise InputError(f"{found_in} does not fit {model}: {'; '.join(wrong[:_SHOWN])}{more}")
+        raise InputError(f"{source} does not fit {model}: {'; '.join(wrong[:_SHOWN])}{more}")
 
 
-def load_state(model: nn.Module, state: State, found_in: str, name: str) -> None:
+def load_state(model: nn.Module, state: State, source: str, name: str) -> None:
     """Copy the weights into the model after checking every key and shape; the model takes on their dtype."""
-    check_fit(model.state_dict(), state, found_in, name)
+    check_fit(model.state_dict(), state, source, name)
     dtypes = {value.dtype for value in state.values() if value.is_floating_point()}
     if len(dtypes) == 1:
         model.to(dtypes.pop())

@@ -1,6 +1,7 @@
 """Trained ensembles that come with the package: `zoo:NAME` works wherever an ensemble folder is expected.
 
-`index.json` holds the SHA-256 of every file and how each ensemble was made; a file that differs is refused.
+`index.json` holds the SHA-256 of every file and how each ensemble was made; a file that differs is refused. It also
+lists the commands that train the ensembles of the paper, most of which are too large to ship.
 """
 
 from __future__ import annotations
@@ -39,14 +40,12 @@ class Entry:
 
 def entries(home: Path | None = None) -> list[Entry]:
     """The ensembles of the zoo, in alphabetical order."""
-    path = (home or HOME) / INDEX
-    try:
-        listed = json.loads(path.read_text(encoding="utf-8"))["ensembles"]
-        return sorted((Entry(**entry) for entry in listed), key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is damaged ({error}); reinstall recarc") from None
+    return _index(home or HOME)[0]
+
+
+def recipes() -> dict[str, str]:
+    """The command that trains each ensemble of the paper, in a checkout of the repository."""
+    return _index(HOME)[1]
 
 
 def folder(name: str) -> Path:
@@ -79,14 +78,26 @@ def add(source: Path, name: str, title: str, made: str, recipe: str, home: Path 
     contents = {file: (source / file).read_bytes() for file in names}
     hashes = {file: hashlib.sha256(data).hexdigest() for file, data in contents.items()}
     entry = Entry(name, title, made, recipe, hashes, _summary(description.get("made_by", {})))
-    others = [other for other in entries(where) if other.name != name]
-    document = {"format": 1, "ensembles": [e.to_json() for e in sorted([*others, entry], key=lambda e: e.name)]}
+    before, commands = _index(where)
+    ensembles = sorted([entry, *(other for other in before if other.name != name)], key=lambda e: e.name)
+    document = {"format": 1, "ensembles": [e.to_json() for e in ensembles], "recipes": commands}
     with replacing(where / name) as part:
         part.mkdir()
         for file, data in contents.items():
             (part / file).write_bytes(data)
     write_bytes(where / INDEX, (json.dumps(document, indent=2) + "\n").encode())
     return entry
+
+
+def _index(home: Path) -> tuple[list[Entry], dict[str, str]]:
+    path = home / INDEX
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+        return sorted((Entry(**entry) for entry in index["ensembles"]), key=lambda e: e.name), dict(index["recipes"])
+    except FileNotFoundError:
+        return [], {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is damaged ({error}); reinstall recarc") from None
 
 
 def _compared(name: str, files: Iterable[str] | None) -> Path:
