@@ -64,7 +64,7 @@ def changed_head() -> nn.Module:
         ({"alpha": [0.5, 0.4]}, "alpha has 2 values for 1 members"),
         ({"device": "cuda:99"}, "device 'cuda:99' is not available"),
         ({"start": "nowhere"}, "nowhere is not an ensemble folder"),
-        ({"method": "bat", "start": [OWN]}, r"member 0 \(Sequential\) does not say how to build it again"),
+        ({"method": "bat", "start": [OWN]}, r"member 0 of start \(Sequential\) does not say how to rebuild"),
         ({"method": "bat", "start": [build("cnn", 7, 1, 8)]}, "member 0 of start has 7 classes, but the data have 10"),
         ({"method": "bat", "start": [changed_head()]}, "member 0 of start does not fit its own description"),
         ({"method": "bat", "start": [torch.relu]}, "member 0 of start is a builtin.*, not a torch.nn.Module"),

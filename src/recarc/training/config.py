@@ -17,10 +17,8 @@ from recarc.data.loading import load
 from recarc.ensemble import RandomizedEnsemble, validated_alpha
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball, Norm, odd_scale
-from recarc.models.factories import make_member, spec_of, unwrapped
 from recarc.models.registry import build, names
-from recarc.models.store import load_ensemble
-from recarc.models.weights import check_fit
+from recarc.models.store import check_member, load_ensemble
 from recarc.training.method import Method
 from recarc.training.methods import method_named
 from recarc.training.recipes import Recipe, recipe_for
@@ -127,8 +125,7 @@ def check_given(given: Sequence[nn.Module], classes: int, saved: bool) -> None:
         if told is not None and told != classes:
             raise InputError(f"member {i} of start has {told} classes, but the data have {classes}")
         if saved:
-            expected = make_member(spec_of(member, i)).state_dict()
-            check_fit(expected, unwrapped(member).state_dict(), f"member {i} of start", "its own description")
+            check_member(member, f"member {i} of start")
 
 
 def check_sizes(recipe: Recipe, data: ImageSet) -> None:
