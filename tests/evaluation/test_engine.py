@@ -217,7 +217,7 @@ def test_eps_of_each_sample() -> None:
 @pytest.mark.parametrize(
     "data, message",
     [
-        ((torch.rand(5, 6), torch.zeros(4, dtype=torch.long)), "one label a sample"),
+        ((torch.rand(5, 6), torch.zeros(4, dtype=torch.long)), "one label per sample"),
         ((torch.rand(5, 6), torch.zeros(5)), "integer labels"),
         ((torch.randint(9, (5, 6)), torch.zeros(5, dtype=torch.long)), "floating-point"),
         ((torch.rand(5, 6), torch.full((5,), 5)), r"0\.\.4"),
