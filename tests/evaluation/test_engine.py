@@ -264,5 +264,3 @@ def test_a_member_that_a_judged_input_fools_did_not_withstand(tmp_path: Path) ->
     right = np.concatenate([result.clean_predictions[None], result.adversarial_predictions]) == result.labels
     assert np.array_equal(result.records.alone, right.all(0)) and np.array_equal(result.alone, right.all(0))
     assert result.floor_scores is not None and (result.floor_scores <= result.robust_scores).all()
-    result.records.alone[:] = True  # as an older version wrote it
-    assert np.array_equal(Evaluation(result.records, result.alpha).alone, right.all(0))
