@@ -63,8 +63,8 @@ def test_bad_input_fails_on_every_rank_at_once(ensemble: Path, tmp_path: Path) -
     command = ["-m", "recarc", "evaluate", str(ensemble), "--data", "digits", "--limit", "8", "--eps", "0.1"]
     done = called(*RUN, *command, "--out", str(tmp_path / "taken"))
     assert done.returncode != 0
-    said = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]  # torchrun ends the slower one
-    assert 1 <= len(said) <= 2 and all("error:" in line and "thesis.tex" in line for line in said)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]  # torchrun ends the slower one
+    assert 1 <= len(lines) <= 2 and all("error:" in line and "thesis.tex" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_ranks_that_were_given_different_things_all_stop(what: str, says: str, t
     done = called(*RUN, str(HERE / "odd_rank.py"), what, str(tmp_path))
     assert done.returncode == 0, done.stderr
     for rank in range(2):
-        said = (tmp_path / f"rank{rank}.txt").read_text()
-        assert says in said and "\n" not in said
+        message = (tmp_path / f"rank{rank}.txt").read_text()
+        assert says in message and "\n" not in message
     assert not records_of(tmp_path / "0")
 
 
