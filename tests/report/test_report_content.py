@@ -31,8 +31,7 @@ from recarc.attacks import (
 from recarc.attacks.registry import attack_named
 from recarc.data import load
 from recarc.evaluation import Evaluation, Verdict
-from recarc.evaluation.fingerprint import described
-from recarc.evaluation.wording import eps_text
+from recarc.evaluation.fingerprint import described, eps_text
 from recarc.report import Report, Run, build_report, load_runs, render, write_figures, write_page, write_tables
 from recarc.report.content import _main
 from recarc.report.rescoring import _minimal

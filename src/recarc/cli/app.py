@@ -27,6 +27,7 @@ from recarc.cli.theory import theory
 from recarc.cli.train import train
 from recarc.cli.zoo import zoo
 from recarc.errors import InputError
+from recarc.provenance import started_by
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "alpha": alpha,
@@ -139,7 +140,7 @@ def _show_warning(
 def run(arguments: Sequence[str]) -> int:
     """The exit code of a command line."""
     verbose = "--verbose" in arguments
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), started_by(["recarc", *arguments]):
         warnings.showwarning = _show_warning
         try:
             app(["--verbose"] * verbose + [a for a in arguments if a != "--verbose"], prog_name="recarc")

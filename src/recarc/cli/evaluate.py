@@ -72,7 +72,7 @@ def evaluate(
 
     import recarc
     from recarc.data import load
-    from recarc.evaluation.checks import heard
+    from recarc.evaluation.checks import collect_warnings
     from recarc.runtime import use_device
 
     method, ball = attack_named(attack, restarts, **knobs), recarc.Ball(norm, radius, valid)
@@ -80,7 +80,7 @@ def evaluate(
     if probabilities is not None:
         rec = rec.with_alpha(probabilities)
     images = load(data, split, data_dir=data_dir, limit=limit)
-    with heard():
+    with collect_warnings():
         _compare_norms(ensemble, ball)
         result = recarc.evaluate(
             rec,

@@ -57,7 +57,7 @@ def _headline(result: Evaluation) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    from recarc.evaluation.wording import attack_text, eps_text
+    from recarc.evaluation.fingerprint import attack_text, eps_text
 
     ball, told = result.configuration.get("ball", {}), result.configuration.get("data", {})
     attack = result.configuration.get("attack")

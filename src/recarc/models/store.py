@@ -121,12 +121,9 @@ def load_ensemble(
             )
     members = [_load_member(folder, i, entry).to(where).eval() for i, entry in enumerate(manifest.members)]
     try:
-        ensemble = RandomizedEnsemble(members, list(manifest.alpha))
+        return RandomizedEnsemble(members, list(manifest.alpha))
     except InputError as error:
         raise InputError(f"{folder / FILE}: {error}") from None
-    if abs(sum(manifest.alpha) - 1) < 1e-12:  # saved by us: restore every bit instead of normalising a second time
-        ensemble.alpha = torch.tensor(manifest.alpha, dtype=torch.float64)
-    return ensemble
 
 
 def check_member(member: object, name: str) -> Spec:

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from recarc.errors import InputError
-from recarc.evaluation.fingerprint import Json
+from recarc.evaluation.fingerprint import Json, eps_text
 from recarc.evaluation.result import Estimate, estimate
 from recarc.evaluation.verdict import Verdict
-from recarc.evaluation.wording import eps_text
 from recarc.report.curves import BEST, ROLES, STAGES, Curve, best_member, curves
 from recarc.report.gallery import Data, Gallery, gallery
 from recarc.report.rescoring import Rescoring, rescoring

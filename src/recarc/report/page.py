@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from recarc.atomic import write_bytes
 from recarc.errors import InputError
-from recarc.evaluation.wording import attack_text, eps_text
+from recarc.evaluation.fingerprint import attack_text, eps_text
 from recarc.report.content import Report
 from recarc.report.gallery import colours, data_uri
 from recarc.report.svg import curve_svg, legend_mark, rescoring_svg
