@@ -1,4 +1,4 @@
-"""Plain training: the baseline, and where DVERGE starts."""
+"""Plain training: the baseline, and the starting point of DVERGE."""
 
 from __future__ import annotations
 
