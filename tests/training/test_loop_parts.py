@@ -203,7 +203,7 @@ def test_half_precision_copies_share_what_is_not_copied() -> None:
 
 
 def test_speed_options_do_not_change_the_result() -> None:
-    settings: dict[str, Any] = {"epochs": 1, "arch_options": {"width": 4, "batch_norm": True}, "members": 2}
+    settings: dict[str, Any] = {"epochs": 0.5, "arch_options": {"width": 4, "batch_norm": True}, "members": 2}
     plain = small("iat", **settings)
     beside = small("iat", speed=SpeedOptions(side_by_side=True, channels_last=True), **settings)
     fast = small("iat", speed=SpeedOptions(bf16=True, fold=True, cuda_graph=True, side_by_side=True), **settings)
