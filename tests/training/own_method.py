@@ -11,7 +11,6 @@ from recarc.training import LossTerms, Method, StepContext
 class TRADES(Method):
     """CE(f(x), y) + beta KL(f(x) || f(x + delta)), delta from PGD on the same divergence (Zhang et al. 2019)."""
 
-    name = "trades"
     summary = "trades accuracy for robustness with a regulariser (Zhang et al. 2019)"
     beta = 6.0
 

@@ -55,7 +55,7 @@ def test_a_method_of_your_own_in_python_and_on_the_command_line(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("method", "trust", "message"),
     [
-        ("own_method:TRADES", False, "training method 'own_method:TRADES' runs code of its own: .* add --trust-code"),
+        ("own_method:TRADES", False, "training method 'own_method:TRADES' runs its own code: .* add --trust-code"),
         ("no_such_module:TRADES", True, r"cannot be imported \(No module named 'no_such_module'\)"),
         ("own_method:Trades", True, "cannot be imported .*expected package.module:Class"),
         ("own_method:divergence", True, "is no subclass of recarc.training.Method"),
@@ -64,3 +64,8 @@ def test_a_method_of_your_own_in_python_and_on_the_command_line(tmp_path: Path, 
 def test_a_method_that_cannot_be_used_is_refused(method: str, trust: bool, message: str) -> None:
     with pytest.raises(InputError, match=message):
         small(method, trust_code=trust)
+
+
+def test_a_class_instead_of_a_method_is_refused() -> None:
+    with pytest.raises(InputError, match=r"method is <class .*TRADES'>; expected a name, or an instance of a subclass"):
+        small(TRADES)  # type: ignore[arg-type]

@@ -95,12 +95,12 @@ def test_a_run_out_of_patience_does_not_train_on(tmp_path: Path, monkeypatch: py
 
 def test_a_resumed_run_knows_its_checkpoint(tmp_path: Path) -> None:
     first = CheckpointFolder(tmp_path / "run", {"seed": 0}, 60.0)
-    assert first.open() is None and "no checkpoint" in first.saved()
+    assert first.open() is None and "no checkpoint" in first.status()
     first.save({"stages": {}, "step": 7}, 7)
     first.release()
     again = CheckpointFolder(tmp_path / "run", {"seed": 0}, 60.0)
     again.open()
-    assert "the checkpoint of step 7" in again.saved()
+    assert "the checkpoint of step 7" in again.status()
 
 
 @pytest.mark.parametrize("method", ["free", "iat"])

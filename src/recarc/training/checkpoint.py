@@ -102,7 +102,7 @@ class CheckpointFolder:
             self._write(self.folder / STATE, buffer.getbuffer())
         self.last_step = step
 
-    def saved(self) -> str:
+    def status(self) -> str:
         """What of the run is on disk, in words."""
         if self.folder is None:
             return "nothing was saved, as no out folder was given"
@@ -127,7 +127,7 @@ class CheckpointFolder:
         try:
             atomic.write_bytes(path, data)
         except OSError as error:
-            raise TrainingError(disk_message(error, path, self.saved())) from None
+            raise TrainingError(disk_message(error, path, self.status())) from None
 
 
 def _acquire(folder: Path) -> atomic.Lock:

@@ -93,6 +93,10 @@ def configure(
 ) -> TrainingConfig:
     """Check everything that can be checked without training; `saved`: the result goes into an ensemble folder."""
     chosen = method_named(method, trust_code) if isinstance(method, str) else method
+    if not isinstance(chosen, Method):
+        raise InputError(
+            f"method is {chosen!r}; expected a name, or an instance of a subclass of recarc.training.Method"
+        )
     if arch not in names():
         raise unknown("architecture", arch, names())
     pretrained = _members_of(start)

@@ -91,7 +91,7 @@ class Loop:
             self.check_finite(step)
             self.folder.save(self.snapshot(step), step)
         if stopped:
-            raise Interrupted(f"interrupted at step {step} of {self.label}; {self.folder.saved()}")
+            raise Interrupted(f"interrupted at step {step} of {self.label}; {self.folder.status()}")
         return self._out_of_patience(step)
 
     def _out_of_patience(self, step: int) -> bool:
@@ -106,7 +106,7 @@ class Loop:
             if first is not None:
                 raise TrainingError(
                     f"the loss of {trainer.stage.label} is not finite at step {first} (noticed at step {step}); lower "
-                    f"the learning rate (now at most {self.recipe.lr:g}) or switch bf16 off; {self.folder.saved()}"
+                    f"the learning rate (now at most {self.recipe.lr:g}) or switch bf16 off; {self.folder.status()}"
                 )
 
     def _end_epoch(self, step: int) -> None:

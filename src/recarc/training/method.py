@@ -46,14 +46,15 @@ class Stage:
 
 
 class Method:
-    """A training method: one subclass in one file. The training loop calls the method, never the other way round.
+    """A training method: one subclass in one file, known by the name of the class in lower case.
 
+    The training loop calls the method, never the other way round.
     `perturb`, `loss` and `after_update` run on the device without reading values back, so that a step can be captured
     into a CUDA graph; a method that cannot do so sets `capturable = False`.
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]  # one line for `recarc train --list-methods` and the documentation
+    summary: ClassVar[str] = ""  # one line for `recarc train --list-methods` and the documentation
     default_members: ClassVar[int] = 1
     min_members: ClassVar[int] = 1
     joint: ClassVar[bool] = False  # all members are trained at once, by one loss
@@ -62,6 +63,9 @@ class Method:
     reads_features: ClassVar[bool] = False  # `perturb` looks at layers inside the victims: no folded copies
     differentiates_twice: ClassVar[bool] = False  # `perturb` takes second derivatives: no fused copies
     needs_input_gradient: ClassVar[bool] = False  # `after_update` gets the gradient of the loss in the perturbed batch
+
+    def __init_subclass__(cls) -> None:
+        cls.name = cls.__name__.lower()
 
     def plan(self, members: int, pretrained: int) -> list[list[Stage]]:
         """Groups of stages, trained in this order; stages of one group do not depend on each other.

@@ -257,7 +257,7 @@ class TrainingRun:
         try:
             save_ensemble(ensemble, out, made_by=self.provenance())
         except OSError as error:
-            raise TrainingError(disk_message(error, out, self.folder.saved())) from None
+            raise TrainingError(disk_message(error, out, self.folder.status())) from None
         self.progress.say(f"{out}: {counted(len(ensemble), 'member')} after {duration(self._elapsed())}")
 
     def provenance(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Training methods by name. Each is one file here, named as the method; nothing else lists them."""
+"""Training methods by name. Each is one file here, of the same name as its class; nothing else lists them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def _imported(name: str, trust_code: bool) -> Method:
     from recarc.training.method import Method
 
     if not trust_code:
-        raise InputError(f"training method {name!r} runs code of its own: if you trust it, add --trust-code")
+        raise InputError(
+            f"training method {name!r} runs its own code: if you trust it, add --trust-code (trust_code=True)"
+        )
     module, _, attribute = name.partition(":")
     try:
         method = getattr(importlib.import_module(module), attribute)

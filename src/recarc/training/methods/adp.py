@@ -14,7 +14,6 @@ JITTER = 1e-6  # keeps the logarithm finite while two members still agree exactl
 class ADP(Method):
     """sum_i CE_i - 2 H(mean_i p_i) - 0.5 log det(G), G the Gram matrix of the normalised non-true predictions."""
 
-    name = "adp"
     summary = "members trained jointly for diverse non-true predictions (Pang et al. 2019)"
     default_members = 3
     min_members = 2

@@ -10,7 +10,6 @@ from recarc.training.method import Method, StepContext
 class AT(Method):
     """min_theta CE(f(x + delta), y), delta from PGD with K = 7 on f itself."""
 
-    name = "at"
     summary = "PGD adversarial training: K = 7, random start, step eps / 4 (Madry et al. 2018, Rice et al. 2020)"
 
     def perturb(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:

@@ -24,7 +24,6 @@ class BARRE(MRBoost):
     The alpha of the finished ensemble is optimised against ARC on validation data.
     """
 
-    name = "barre"
     summary = "mrboost with alpha chosen by OSP (Dbouk and Shanbhag 2023)"
 
     def epoch_end(self, context: StepContext, epoch: int, epochs: int, measure: Callable[[], Tensor]) -> None:

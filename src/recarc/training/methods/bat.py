@@ -17,7 +17,6 @@ class BAT(Method):
     newcomer gets probability 0.1. For M = 2 that is alpha = (0.9, 0.1), the paper's optimum.
     """
 
-    name = "bat"
     summary = (
         "first member by `at` (or `--start`), each further one on the adversarial examples of its predecessors; "
         "alpha (0.9, 0.1) (Pinot et al. 2020)"

@@ -25,7 +25,6 @@ class DVERGE(Method):
     member j and x_s another image of the batch. Starts from plainly trained members (or those given).
     """
 
-    name = "dverge"
     summary = (
         "each member learns what fools the others, starting from plainly trained members, its own or `--start` "
         "(Yang et al. 2020)"

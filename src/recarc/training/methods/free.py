@@ -12,7 +12,6 @@ from recarc.training.method import Method, StepContext
 class Free(Method):
     """Each batch is replayed m times (`replays`); delta persists from batch to batch and takes steps of size eps."""
 
-    name = "free"
     summary = "free adversarial training, `replays` updates per batch (Shafahi et al. 2019)"
     needs_input_gradient = True
 

@@ -15,7 +15,6 @@ COHERENCE = 0.5
 class GAL(Method):
     """mean_i CE_i + 0.5 log sum_{i<j} exp cos(grad_x l_i, grad_x l_j)."""
 
-    name = "gal"
     summary = "members trained jointly for misaligned input gradients (Kariyappa and Qureshi 2019)"
     default_members = 3
     min_members = 2

@@ -8,6 +8,5 @@ from recarc.training.methods.at import AT
 class IAT(AT):
     """Member i is what `at` yields with seed + i on the same images; on a GPU the members are trained side by side."""
 
-    name = "iat"
     summary = "members trained by `at` independently: member i is `at` with seed + i on the same training images"
     default_members = 2

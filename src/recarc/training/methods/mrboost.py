@@ -12,7 +12,6 @@ from recarc.training.method import LossTerms, Method, Stage, StepContext
 class MRBoost(Method):
     """Member m starts from member m-1 and is trained on examples that hurt the whole mixture f_1 .. f_m."""
 
-    name = "mrboost"
     summary = "members added one at a time against the current mixture, with a margin loss (Zhang et al. 2022)"
     default_members = 3
 

@@ -6,6 +6,5 @@ from recarc.training.method import Method
 
 
 class Natural(Method):
-    name = "natural"
     summary = "plain training on clean images"
     needs_ball = False

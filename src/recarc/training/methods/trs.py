@@ -26,7 +26,6 @@ class TRS(Method):
     the authors' published code, which takes gradients of the mean over a batch of 128.
     """
 
-    name = "trs"
     summary = "orthogonal input gradients of smooth members (Yang et al. 2021)"
     default_members = 3
     min_members = 2
