@@ -200,7 +200,7 @@ def show(report: Report, out: Path, seconds: float) -> None:
         found = row.estimate
         weight = "bold" if row.name in ("Tight", "AdaptivePGD") else None
         interval = f"{100 * found.low:.1f} to {100 * found.high:.1f}"
-        table.add_row(row.name, f"{100 * found.value:.2f}", interval, row.says, style=weight)
+        table.add_row(row.name, f"{100 * found.value:.2f}", interval, row.description, style=weight)
     console = Console()
     console.print(table)
     page = out / "report.html"
