@@ -17,7 +17,7 @@ import torch
 from recarc import RandomizedEnsemble, load_ensemble, save_ensemble
 from recarc.attacks.registry import ATTACKS, attack_named
 from recarc.cli import app as program
-from recarc.cli.parsing import number, numbers
+from recarc.cli.options import number, numbers
 from recarc.errors import InputError
 from recarc.models import build
 
@@ -67,6 +67,15 @@ def test_show_prints_what_was_warned_of(ensemble: str, tmp_path: Path, capsys: A
 def test_quiet_prints_nothing(ensemble: str, capsys: Any) -> None:
     assert run("evaluate", ensemble, *QUICK, "--quiet", "--limit", "120") == 0
     assert capsys.readouterr().out == ""
+
+
+def test_records_that_are_not_kept_are_mentioned(ensemble: str, tmp_path: Path, capsys: Any) -> None:
+    assert run("evaluate", ensemble, *QUICK, "--json") == 0
+    printed = capsys.readouterr()
+    assert "records were not kept; --out DIR keeps them" in printed.err.splitlines()[-1]
+    assert json.loads(printed.out)["samples"] == 24
+    assert run("evaluate", ensemble, *QUICK, "--out", tmp_path / "run") == 0
+    assert "records" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -245,7 +254,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(ensemble: str, tmp_path: Path) -> None
     done = len(list((tmp_path / "run").glob("*.parquet")))
     assert 2 <= done < 25
     assert process.returncode == 3 and out == ""
-    assert "the same command goes on" in err and "Traceback" not in err
+    assert "rerun the command to resume" in err and "Traceback" not in err
     assert run("show", tmp_path / "run") == 0
     rest = recarc(*command[3:], env=environment)
     assert rest.returncode == 0 and json.loads(rest.stdout)["complete"]

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from recarc.cli.options import assignments, number, numbers
 from recarc.cli.output import print_json
-from recarc.cli.parsing import assignments, number, numbers
 
 
 def train(
