@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from recarc import RandomizedEnsemble, load_ensemble, save_ensemble
-from recarc.attacks.registry import ATTACKS, attack_named
+from recarc.attacks.registry import attack_named, names
 from recarc.cli import app as program
 from recarc.cli.parsing import number, numbers
 from recarc.errors import InputError
@@ -163,7 +163,7 @@ def test_tracebacks_only_when_asked_for(ensemble: str, monkeypatch: Any, capsys:
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", names())
 def test_every_attack_has_a_name_that_works(name: str, ensemble: str, capsys: Any) -> None:
     if name == "linear_arc":
         assert attack_named(name).rho == 0.05

@@ -232,7 +232,7 @@ def run_of(attack: Attack, data: str = "digits") -> Run:
         (CarliniWagner(), "cw", "C&W"),
         (CarliniWagner(expectation="logits"), None, "C&W on logits"),
         (CarliniWagner(member=0), None, "C&W on member 1"),
-        (RandomAttacker(CarliniWagner(member=0)), None, "C&W on a member drawn"),
+        (RandomAttacker(CarliniWagner(member=0)), None, "C&W on a random member"),
         (CarliniWagner(search_steps=1), None, "C&W"),
         (AutoPGD(loss="dlr"), "autopgd --steps 100 --loss dlr", "AutoPGD"),
         (AutoPGD(member=1), None, "AutoPGD on member 2"),
@@ -286,11 +286,11 @@ def test_pictures_of_runs_on_tensors(tmp_path: Path) -> None:
 
 
 def test_each_matrix_has_a_file_of_its_own(report: Report, tmp_path: Path) -> None:
-    both = replace(report, matrices=[*report.matrices, replace(report.matrices[0], run="C&W on a member drawn")])
+    both = replace(report, matrices=[*report.matrices, replace(report.matrices[0], run="C&W on a random member")])
     written = [*write_tables(both, tmp_path), *write_figures(both, tmp_path, ["svg"])]
     found = {path.name for path in written if "cross" in path.name}
     assert found == {f"cross_robustness_{k}.{kind}" for k in (1, 2) for kind in ("tex", "md", "svg")}
-    assert "C&W on a member drawn" in (tmp_path / "cross_robustness_2.md").read_text()
+    assert "C&W on a random member" in (tmp_path / "cross_robustness_2.md").read_text()
 
 
 def test_tables_and_figures(report: Report, tmp_path: Path) -> None:

@@ -7,12 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from recarc.attacks.registry import ATTACKS, DEFAULT, attack_named
+from recarc.attacks.registry import DEFAULT, attack_named, names
 from recarc.cli.output import print_evaluation, print_json, summary
+from recarc.cli.parsing import assignments, number, numbers, size
 from recarc.cli.parsing import box as parsed_box
-from recarc.cli.parsing import number, numbers, size
-
-NAMES = ", ".join(ATTACKS)
 
 
 def evaluate(
@@ -23,7 +21,9 @@ def evaluate(
     data: Annotated[str, typer.Option(help="A data set's name (`recarc data list`) or a folder of images.")],
     eps: Annotated[str, typer.Option(help="Radius of the ball in the units of the inputs, such as 8/255.")],
     norm: Annotated[str, typer.Option(help="linf, l2, l1 or a number p >= 1.")] = "linf",
-    attack: Annotated[str, typer.Option(help=f"One of {NAMES}.")] = DEFAULT,
+    attack: Annotated[
+        str, typer.Option(help=f"One of {', '.join(names())}; or your own package.module:Class with --trust-code.")
+    ] = DEFAULT,
     preset: Annotated[str | None, typer.Option(help="Effort of tight: quick, standard or thorough.")] = None,
     steps: Annotated[int | None, typer.Option(help="Iterations of the attack.")] = None,
     step_size: Annotated[str | None, typer.Option(help="Its step, such as 2/255.")] = None,
@@ -32,6 +32,7 @@ def evaluate(
     ] = None,
     loss: Annotated[str | None, typer.Option(help="Loss of gradient attacks, such as ce or margin.")] = None,
     random_init: Annotated[bool | None, typer.Option("--random-init/--no-random-init", help="Random start.")] = None,
+    knob: Annotated[list[str] | None, typer.Option(help="Another knob of the attack, NAME=VALUE; repeatable.")] = None,
     restarts: Annotated[int, typer.Option(help="Runs with seeds seed, seed + 1, ...; the worst is kept.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Seed of the attack's random numbers.")] = None,
     alpha: Annotated[str | None, typer.Option(help="Other sampling probabilities, such as 0.9,0.1.")] = None,
@@ -48,7 +49,9 @@ def evaluate(
     ] = "float32",
     batch_size: Annotated[str, typer.Option(help="Samples at a time; auto halves it when memory runs out.")] = "auto",
     shard_size: Annotated[str, typer.Option(help="Samples a file of records; what a kill can lose.")] = "auto",
-    trust_code: Annotated[bool, typer.Option("--trust-code", help="Load members made by importable code.")] = False,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Import code the ensemble or --attack names.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar and no table.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
@@ -66,6 +69,7 @@ def evaluate(
         "loss": loss,
         "random_init": random_init,
         "seed": seed,
+        **assignments("--knob", "NAME=VALUE", knob or []),
     }
     radius, valid, batch = number("--eps", eps), parsed_box(box), size("--batch-size", batch_size)
     probabilities = None if alpha is None else numbers("--alpha", alpha)
@@ -75,7 +79,8 @@ def evaluate(
     from recarc.evaluation.checks import heard
     from recarc.runtime import use_device
 
-    method, ball = attack_named(attack, restarts, **knobs), recarc.Ball(norm, radius, valid)
+    method = attack_named(attack, restarts, trust_code=trust_code, **knobs)
+    ball = recarc.Ball(norm, radius, valid)
     rec = recarc.load_ensemble(ensemble, use_device(device), allow_factories=trust_code)
     if probabilities is not None:
         rec = rec.with_alpha(probabilities)

@@ -9,23 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recarc.attacks.registry import ATTACKS, attack_named
+from recarc.attacks.registry import attack_named, label, names
 from recarc.errors import InputError
 from recarc.evaluation.fingerprint import Json, canonical, described
 from recarc.evaluation.result import Evaluation
 from recarc.evaluation.run_folder import RUN, RunFolder
 
-TITLES = {
-    "Tight": "Tight",
-    "AdaptivePGD": "AdaptivePGD",
-    "ARC": "ARC",
-    "RandomAttacker": "PGD",
-    "PGD": "PGD",
-    "AutoPGD": "AutoPGD",
-    "Climb": "Climb",
-    "CarliniWagner": "C&W",
-    "LinearARC": "LinearARC",
-}
 ORDER = ("PGD", "AdaptivePGD", "ARC")  # then the others, then Tight
 OPTIONS = ("preset", "steps", "step_size", "planes", "loss", "seed")  # of `recarc evaluate`
 
@@ -50,7 +39,7 @@ class Run:
     @property
     def title(self) -> str:
         """The attack's name as people say it."""
-        return attack_title(self.attack)
+        return label(self.attack)
 
     @property
     def alpha(self) -> list[float]:
@@ -83,21 +72,6 @@ def place(title: str) -> int:
     return ORDER.index(title) if title in ORDER else len(ORDER) + (title == "Tight")
 
 
-def attack_title(attack: Json) -> str:
-    kind = str(attack.get("class", "attack"))
-    title = TITLES.get(kind, kind)
-    if kind == "ARC" and attack.get("variant") == "corrected":
-        return "ARC, corrected"
-    inner = attack.get("attack")
-    if kind == "RandomAttacker" and isinstance(inner, dict) and inner.get("class") != "PGD":
-        return f"{TITLES.get(str(inner.get('class')), inner.get('class'))} on a member drawn"
-    if kind == "Restarts" and isinstance(inner, dict):
-        return f"{attack_title(inner)}, {attack.get('n')} restarts"
-    if isinstance(attack.get("member"), int):
-        return f"{title} on member {attack['member'] + 1}"
-    return f"{title} on logits" if attack.get("expectation") == "logits" else title
-
-
 def rebuilt_command(run: Run, ensemble: str) -> str:
     """From the configuration, which knows all but where the ensemble's folder is; "" where no command says it."""
     told = run.configuration
@@ -124,7 +98,7 @@ def rebuilt_command(run: Run, ensemble: str) -> str:
 
 def command_name(attack: Json, knobs: Json) -> str | None:
     """The name by which the command line makes just this attack from these knobs; None: it cannot."""
-    for name in ATTACKS:
+    for name in names():
         try:
             made = attack_named(name, **knobs)
         except InputError:  # a knob that the attack does not have
