@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recarc.attacks.registry import ATTACKS, DEFAULT, attack_named
+from recarc.attacks.registry import DEFAULT, attack_named, names
 from recarc.cli import options
-from recarc.cli.options import number, numbers, size
+from recarc.cli.options import assignments, number, numbers, size
 from recarc.cli.output import print_evaluation, print_json, print_note, summary
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ def evaluate(
     data: options.DataOption,
     eps: options.EpsOption,
     norm: options.NormOption = "linf",
-    attack: Annotated[str, typer.Option(help=f"One of {', '.join(ATTACKS)}.")] = DEFAULT,
+    attack: Annotated[
+        str, typer.Option(help=f"One of {', '.join(names())}; or your own package.module:Class with --trust-code.")
+    ] = DEFAULT,
     preset: options.PresetOption = None,
     steps: options.StepsOption = None,
     step_size: options.StepSizeOption = None,
@@ -30,6 +32,7 @@ def evaluate(
     random_init: Annotated[
         bool | None, typer.Option("--random-init/--no-random-init", help="Start at a random point of the ball.")
     ] = None,
+    knob: Annotated[list[str] | None, typer.Option(help="Another knob of the attack: NAME=VALUE; repeatable.")] = None,
     restarts: Annotated[int, typer.Option(help="Run with seeds seed, seed + 1, ... and keep the worst.")] = 1,
     seed: options.SeedOption = None,
     alpha: options.AlphaOption = None,
@@ -64,6 +67,7 @@ def evaluate(
         "loss": loss,
         "random_init": random_init,
         "seed": seed,
+        **assignments("--knob", "NAME=VALUE", knob or []),
     }
     radius, valid = number("--eps", eps), options.box(box)
     batch, shard = size("--batch-size", batch_size), size("--shard-size", shard_size)
@@ -74,7 +78,8 @@ def evaluate(
     from recarc.evaluation.checks import heard
     from recarc.runtime import first_process, use_device
 
-    method, ball = attack_named(attack, restarts, **knobs), recarc.Ball(norm, radius, valid)
+    method = attack_named(attack, restarts, trust_code=trust_code, **knobs)
+    ball = recarc.Ball(norm, radius, valid)
     rec = recarc.load_ensemble(ensemble, use_device(device), allow_factories=trust_code)
     if probabilities is not None:
         rec = rec.with_alpha(probabilities)

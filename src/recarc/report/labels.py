@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from recarc.evaluation.fingerprint import Json
-
 T = TypeVar("T")
 BEST_MEMBER = "Best member alone"
 # Stages of Tight that say what one attack alone reports; the other stages are the best so far.
@@ -41,22 +39,6 @@ ROLES = {
     BEST_MEMBER: "best",
 }
 FIRST, LAST = ("Clean", "PGD", "AdaptivePGD", "ARC"), ("Tight", "Floor", BEST_MEMBER)  # all others in between
-
-
-def attack_label(attack: Json) -> str:
-    """The attack's name as people say it, from its description in a run's configuration."""
-    kind = str(attack.get("class", "attack"))
-    label = {"RandomAttacker": "PGD", "CarliniWagner": "C&W"}.get(kind, kind)
-    if kind == "ARC" and attack.get("variant") == "corrected":
-        return "ARC, corrected"
-    inner = attack.get("attack")
-    if kind == "RandomAttacker" and isinstance(inner, dict) and inner.get("class") != "PGD":
-        return f"{attack_label({'class': inner.get('class')})} on a random member"
-    if kind == "Restarts" and isinstance(inner, dict):
-        return f"{attack_label(inner)}, {attack.get('n')} restarts"
-    if isinstance(attack.get("member"), int):
-        return f"{label} on member {attack['member'] + 1}"
-    return f"{label} on logits" if attack.get("expectation") == "logits" else label
 
 
 def role(label: str) -> str:

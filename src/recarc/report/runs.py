@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from recarc.attacks import registry
 from recarc.errors import InputError
 from recarc.evaluation.fingerprint import Json, canonical
 from recarc.evaluation.result import Evaluation
 from recarc.evaluation.run_folder import RUN, RunFolder
-from recarc.report.labels import attack_label
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Run:
     @property
     def label(self) -> str:
         """The attack's name as people say it."""
-        return attack_label(self.attack)
+        return registry.label(self.attack)
 
     @property
     def ball(self) -> Json:
