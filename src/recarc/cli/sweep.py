@@ -57,7 +57,7 @@ def sweep(
     knobs = {"preset": preset, "steps": steps, "step_size": step, "planes": planes, "seed": seed}
     valid = options.box(box)
     probabilities = None if alpha is None else numbers("--alpha", alpha)
-    attacks = {name: with_its_knobs(name, knobs) for name in (part.strip() for part in attack.split(","))}
+    attacks = {name: with_its_knobs(name, knobs, trust_code) for name in (part.strip() for part in attack.split(","))}
     if planes is None and step is None and {"arc", "tight"} <= attacks.keys():
         attacks["arc"] = replace(attacks["arc"], planes=attacks["tight"].plain_stages()["arc"].planes)
 
@@ -79,11 +79,11 @@ def sweep(
         print(f"recarc report {out} --out report.html draws it")
 
 
-def with_its_knobs(name: str, knobs: dict[str, Any]) -> Any:
+def with_its_knobs(name: str, knobs: dict[str, Any], trust_code: bool) -> Any:
     """The attack of this name with those of the knobs that it has."""
-    plain = attack_named(name)
+    plain = attack_named(name, trust_code=trust_code)
     known = {f.name for f in fields(getattr(plain, "attack", plain))}
-    return attack_named(name, **{key: value for key, value in knobs.items() if key in known})
+    return attack_named(name, trust_code=trust_code, **{key: value for key, value in knobs.items() if key in known})
 
 
 def print_sweep(result: Sweep) -> None:
