@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from markupsafe import escape
 
 import recarc
 from recarc import ARC, PGD, AdaptivePGD, Attack, Ball, RandomAttacker, RandomizedEnsemble, evaluate, save_ensemble
@@ -76,6 +78,17 @@ def test_the_line_of_python_on_the_page_repeats_the_run(
     monkeypatch.chdir(tmp_path)
     names = {name: getattr(recarc, name) for name in recarc.__all__} | {"load": load}
     assert eval(call, names).seconds == first.seconds
+
+
+@pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
+def test_the_command_on_the_page_is_the_one_that_was_typed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    rec = save_ensemble(RandomizedEnsemble([build("cnn", 10, 1, 8, width=4)]), tmp_path / "my rec")
+    typed = ["evaluate", str(rec), "--data", "digits", "--limit", "4", "--eps", "8/255", "--attack", "pgd1", "--quiet"]
+    typed += ["--out", str(tmp_path / "run")]
+    assert run(*typed) == 0
+    assert run("report", tmp_path / "run", "--out", tmp_path / "page.html") == 0
+    assert escape(shlex.join(["recarc", *typed])) in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_bad_input(tmp_path: Path, capsys: Any) -> None:

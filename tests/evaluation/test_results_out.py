@@ -12,8 +12,8 @@ import pytest
 from runs import BALL, QUICK, problem
 
 from recarc import PGD, Evaluation, InputError, RandomAttacker, Tight, evaluate
-from recarc.evaluation.callbacks import Callback, Shard
 from recarc.evaluation.checks import RecarcWarning
+from recarc.evaluation.progress import Callback, Shard
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -103,7 +103,7 @@ def test_a_tracker_that_fails_does_not_cost_the_run() -> None:
             raise ConnectionError("no route to the tracker")
 
     ensemble, data = problem(6)
-    with pytest.warns(RecarcWarning, match=r"Broken.shard_done failed \(ConnectionError: no route.*the run goes on"):
+    with pytest.warns(RecarcWarning, match=r"Broken.shard_done failed \(ConnectionError: no route.*the run continues"):
         assert len(evaluate(ensemble, QUICK, data, BALL, progress=False, callbacks=[Broken()])) == 6
 
 

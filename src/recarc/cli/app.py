@@ -28,6 +28,7 @@ from recarc.cli.theory import theory
 from recarc.cli.train import train
 from recarc.cli.zoo import zoo
 from recarc.errors import AttackViolation, InputError, RunError
+from recarc.provenance import started_by
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "alpha": alpha,
@@ -111,7 +112,7 @@ def run(arguments: Sequence[str]) -> int:
     verbose = "--verbose" in arguments
     words = [word for word in arguments if word != "--verbose"]
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), started_by(["recarc", *words]):
             warnings.showwarning = _show_warning
             app(["--verbose"] * verbose + words, prog_name="recarc")
     except (Interrupted, KeyboardInterrupt):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import time
 import warnings
@@ -155,9 +154,7 @@ def write_report(out: Path) -> Report:
     names = ("tight", "adaptive_pgd", "arc", "pgd", "over_alpha", "over_eps")
     sections = [Section("Why AdaptivePGD stalls", WHY, [plane_svg(TWO), plane_svg(THREE)])]
     runs = load_runs([out / "runs" / name for name in names])
-    seed = json.loads((out / MARK).read_text(encoding="utf-8"))["seed"]
-    command = shlex.join(["recarc", "demo", "--out", str(out), "--seed", str(seed)])
-    report = build_report(runs, sections=sections, ensemble=str(out / "ensemble"), command=command)
+    report = build_report(runs, sections=sections, ensemble=str(out / "ensemble"))
     write_page(report, out / "report.html")
     return report
 

@@ -75,7 +75,7 @@ def evaluate(
 
     import recarc
     from recarc.data import load
-    from recarc.evaluation.checks import heard
+    from recarc.evaluation.checks import collect_warnings
     from recarc.runtime import first_process, use_device
 
     method = attack_named(attack, restarts, trust_code=trust_code, **knobs)
@@ -84,7 +84,7 @@ def evaluate(
     if probabilities is not None:
         rec = rec.with_alpha(probabilities)
     images = load(data, split, data_dir=data_dir, limit=limit)
-    with heard():
+    with collect_warnings():
         _warn_of_another_norm(ensemble, ball)
         result = recarc.evaluate(
             rec,

@@ -95,7 +95,7 @@ def _print_headline(result: Evaluation) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from recarc.evaluation.wording import attack_text, eps_text
+    from recarc.evaluation.fingerprint import attack_text, eps_text
 
     ball, data = result.configuration.get("ball", {}), result.configuration.get("data", {})
     split = f" {data['split']}" if data.get("split") else ""

@@ -62,9 +62,7 @@ def accelerate(
     if settings.compile:
         prepare_compiler()
     members = [FastMember(m, settings) if isinstance(m, nn.Module) else m for m in ensemble.members]
-    fast = RandomizedEnsemble(members, ensemble.alpha)
-    fast.alpha = ensemble.alpha  # to the last bit, not normalised a second time
-    return fast
+    return ensemble.with_members(members)
 
 
 class FastMember(nn.Module):

@@ -72,12 +72,9 @@ def load_ensemble(
         _refuse_factories(folder, manifest)
     members = [_load_member(folder, i, entry).to(where).eval() for i, entry in enumerate(manifest.members)]
     try:
-        ensemble = RandomizedEnsemble(members, list(manifest.alpha))
+        return RandomizedEnsemble(members, list(manifest.alpha))
     except InputError as error:
         raise InputError(f"{folder / FILE}: {error}") from None
-    if abs(sum(manifest.alpha) - 1) < 1e-12:  # saved by us: back to the last bit, not normalised a second time
-        ensemble.alpha = torch.tensor(manifest.alpha, dtype=torch.float64)
-    return ensemble
 
 
 def check_target(target: Path, overwrite: bool) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from recarc.errors import InputError
+from recarc.evaluation.fingerprint import eps_text
 from recarc.evaluation.result import Estimate, estimate
 from recarc.evaluation.verdict import Verdict
-from recarc.evaluation.wording import eps_text
 from recarc.report.curves import Curve, best_member, curves
 from recarc.report.gallery import Data, Example, pictures
 from recarc.report.labels import ATTACK_OF_STAGE, BEST_MEMBER, DESCRIPTIONS, STAGE_LABELS, numbered, position, role
@@ -108,13 +108,12 @@ def build_report(
     data_dir: str | Path | None = None,
     sections: Sequence[Section] = (),
     ensemble: str = "ENSEMBLE",
-    command: str = "",
     data: Data | None = None,
 ) -> Report:
     """Combine the runs of one ensemble. The verdict is that of the largest run with a floor.
 
-    `ensemble` is its folder and `command` the one that made all runs, if any: both for "Repeat it". `data` is what was
-    attacked, for the pictures: by default the data set that the runs name; pass tensors (x, y) if they were attacked.
+    `ensemble` is its folder, for the lines that repeat runs started from Python. `data` is what was attacked, for the
+    pictures: by default the data set that the runs name; pass tensors (x, y) if those were attacked.
     """
     if not runs:
         raise InputError("a report needs at least one run")
@@ -128,7 +127,7 @@ def build_report(
         for r in unfinished
     ]
     notes += dict.fromkeys(f"{run.label}: {text}" for run in comparable for text in run.evaluation.warnings)
-    commands = dict.fromkeys([command, *(run.command(ensemble) for run in comparable)])
+    commands = dict.fromkeys(run.command(ensemble) for run in comparable)
     return Report(
         title=title or TITLE,
         runs=list(runs),

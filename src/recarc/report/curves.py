@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from recarc.evaluation.fingerprint import Json, canonical
+from recarc.evaluation.fingerprint import Json, canonical, eps_text
 from recarc.evaluation.result import Estimate, estimate
-from recarc.evaluation.wording import eps_text
 from recarc.report.labels import ATTACK_OF_STAGE, BEST_MEMBER, position, role
 from recarc.report.runs import Run
 

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from recarc.evaluation.wording import attack_text, eps_text
+from recarc.evaluation.fingerprint import attack_text, eps_text
 from recarc.report.content import Report
 from recarc.report.files import write_files
 from recarc.report.gallery import colours, data_uri
