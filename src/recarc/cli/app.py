@@ -42,7 +42,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "theory": theory,
     "train": train,
 }
-RESUMABLE = {"demo", "evaluate", "reproduce", "sweep", "train"}
+NOT_RESUMABLE = {"alpha", "data", "import", "report", "show", "theory", "zoo"}
 
 app = typer.Typer(
     help="How robust is a randomized ensemble of classifiers, really?",
@@ -107,24 +107,24 @@ for group in (data, zoo):
     app.add_typer(group)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run a command line and return its exit code."""
+def run(arguments: Sequence[str], program: typer.Typer = app, name: str = "recarc") -> int:
+    """Run a command line, of this program or of another one whose commands are `guarded`; return its exit code."""
     verbose = "--verbose" in arguments
     words = [word for word in arguments if word != "--verbose"]
     try:
-        with warnings.catch_warnings(), started_by(["recarc", *words]):
+        with warnings.catch_warnings(), started_by([*name.split(), *words]):
             warnings.showwarning = _show_warning
-            app(["--verbose"] * verbose + words, prog_name="recarc")
+            program(["--verbose"] * verbose + words, prog_name=name)
     except (Interrupted, KeyboardInterrupt):
-        hint = "; with --out, rerun the command to resume" if words and words[0] in RESUMABLE else ""
+        hint = "" if NOT_RESUMABLE & set(words[:1]) else "; with --out, rerun the command to resume"
         print_note(f"interrupted{hint}")
         return 3
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except Exception as error:
         known = isinstance(error, (InputError, RunError, AttackViolation))
-        name = "" if known else f"{type(error).__name__}: "
-        print_note(f"error: {name}{' '.join(str(error).split())}")
+        kind = "" if known else f"{type(error).__name__}: "
+        print_note(f"error: {kind}{' '.join(str(error).split())}")
         if verbose:
             traceback.print_exception(error)
         return 2 if isinstance(error, InputError) else 1
