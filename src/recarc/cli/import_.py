@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from recarc.cli.options import numbers
 from recarc.cli.output import print_json
-from recarc.cli.parsing import numbers
 from recarc.models.importers import FORMATS, NORMALISATIONS
 
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from recarc.cli.options import assignments, number, numbers
 from recarc.cli.output import print_entry, print_json
-from recarc.cli.parsing import assignments, number, numbers
 from recarc.training.methods import method_named, names
 
 ON_GPU = "On by default on a GPU."
