@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from recarc.adapters.common import require
 from recarc.errors import InputError, first_line, unknown
-from recarc.models.factories import with_factory
+from recarc.models.registry import with_factory
 
 FAR_OUTSIDE = 0.5  # this far outside [0, 1] is no perturbed image, but an image that was normalised already
 PROCESSOR = "preprocessor_config.json"  # beside the weights of transformers

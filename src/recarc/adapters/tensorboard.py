@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from recarc.adapters.common import require
-from recarc.evaluation.callbacks import Callback, Shard
+from recarc.evaluation.progress import Callback, Shard
 from recarc.evaluation.result import Evaluation
 
 

@@ -59,9 +59,7 @@ def accelerate(
     check_precision(precision, device, ("float32", *COARSE))
     settings = Settings(precision, compile, graphs if device.type == "cuda" else False, tile, one_size)
     members = [FastMember(m, settings) if isinstance(m, nn.Module) else m for m in ensemble.members]
-    fast = RandomizedEnsemble(members, ensemble.alpha)
-    fast.alpha = ensemble.alpha  # to the last bit, not normalised a second time
-    return fast
+    return ensemble.with_members(members)
 
 
 class FastMember(nn.Module):
