@@ -25,7 +25,6 @@ from recarc.adapters.common import (
     warn_about_probabilities,
 )
 from recarc.attacks.base import Attack
-from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball, Norm
 
@@ -71,7 +70,7 @@ class WrappedAttack(TorchAttack):
         device = self.device or images.device
         rec = self.model
         if self._normalization_applied is False:  # images are in [0, 1] by now, the models expect normalised ones
-            rec = RandomizedEnsemble([_Normalised(m, self.normalize) for m in rec.members], rec.alpha)
+            rec = rec.with_members([_Normalised(m, self.normalize) for m in rec.members])
         images = images.detach().to(device)
         warn_about_probabilities(rec, images)
         return self.wrapped(rec, images, as_labels(labels).to(device), Ball(self.norm, self.eps, BOX))
