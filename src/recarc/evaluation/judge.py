@@ -77,11 +77,12 @@ class Judge:
         return records, inputs
 
     def _searched(self, problem: Problem) -> Problem:
-        """The problem as the attack sees it, with the judge's clean logits where both compute them alike."""
+        """A copy of the problem for the attack, with the judge's clean logits where both compute them alike."""
         pairs = zip(self.members.members, self.attacked.members, strict=True)
         alike = self.dtype == problem.x.dtype and all(_inner(ours) is _inner(theirs) for ours, theirs in pairs)
         clean_logits = problem.clean_logits if alike else None
-        return Problem.checked(self.attacked, problem.x.to(self.dtype), problem.y, problem.ball, clean_logits)
+        x, y = problem.x.to(self.dtype, copy=True), problem.y.clone()
+        return Problem.checked(self.attacked, x, y, problem.ball, clean_logits)
 
     def _outcome(self, problem: Problem) -> Outcome:
         if not hasattr(self.attack, "outcome"):

@@ -24,7 +24,7 @@ class Verdict:
     floor: float
     gap: float
     above_floor: int  # samples that may still fall
-    stages: dict[str, Estimate]  # what AdaptivePGD and ARC alone say, then the best so far
+    stages: dict[str, Estimate]  # clean, AdaptivePGD and ARC by themselves, then the best so far
     decided_by: dict[str, int]
     best_member: float  # the most that a member attacked alone keeps; those of alpha 0 are not attacked
     certified_floor: float | None = None
