@@ -16,7 +16,7 @@ from recarc.data.catalog import CATALOG
 from recarc.data.imageset import ImageSet
 from recarc.ensemble import RandomizedEnsemble
 from recarc.evaluation.engine import evaluate
-from recarc.evaluation.fingerprint import described, environment, module_hash
+from recarc.evaluation.fingerprint import described, module_hash
 from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.result import Estimate, Evaluation, estimate
 from recarc.evaluation.run_folder import RunFolder, write_all
@@ -29,6 +29,7 @@ from recarc.experiments.results import Figure, ItemResult, RowResult
 from recarc.experiments.workshop import Found, Workshop
 from recarc.fast import TILE, accelerate
 from recarc.geometry import Ball
+from recarc.provenance import environment
 from recarc.runtime import COARSE
 
 FEW = 16

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from recarc.ensemble import Member
-from recarc.evaluation.fingerprint import environment
 from recarc.experiments import results
 from recarc.experiments.costs import attack_passes, training_passes
 from recarc.experiments.results import Figure, ItemResult, RowResult
 from recarc.experiments.tables import TABLES
 from recarc.fast import accelerate
 from recarc.models.registry import build
-from recarc.provenance import commit
+from recarc.provenance import commit, environment
 
 NETS = {  # row: architecture, image size, classes, options, batch
     "resnet20-32": ("resnet20", 32, 10, {}, 512),
