@@ -149,7 +149,7 @@ def test_missing_options_and_unknown_commands() -> None:
 def test_another_configuration_is_refused(ensemble: str, tmp_path: Path, capsys: Any) -> None:
     assert run("evaluate", ensemble, *QUICK, "--quiet", "--out", tmp_path / "run") == 0
     assert run("evaluate", ensemble, *QUICK, "--steps", "3", "--out", tmp_path / "run") == 2
-    assert "attack.steps is 2 there and 3 here" in capsys.readouterr().err
+    assert "attack.steps is 2 in the run and 3 now" in capsys.readouterr().err
 
 
 def test_tracebacks_only_when_asked_for(ensemble: str, monkeypatch: Any, capsys: Any) -> None:
@@ -263,7 +263,7 @@ def test_a_full_disk_is_one_line(ensemble: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", script, "evaluate", ensemble, *QUICK, "--limit", "200", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
-    assert "cannot write" in done.stderr and "run the same command again" in done.stderr
+    assert "cannot write" in done.stderr and "rerun the command to resume" in done.stderr
     assert "Traceback" not in done.stderr
     assert sorted(f.name for f in out.iterdir() if f.name != ".lock") == ["run.json"]
 
