@@ -28,7 +28,7 @@ from common import record
 
 from bank import bank
 from recarc import ARC, Ball, RandomizedEnsemble, Tight, load_ensemble
-from recarc.cli.parsing import number, numbers
+from recarc.cli.options import number, numbers
 from recarc.data import load
 from recarc.exact import optimum
 
