@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from recarc.attacks import AdaptivePGD, Attack, Climb, Tight
+from recarc.attacks.problem import posed
 from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError
 from recarc.geometry import Ball
@@ -213,11 +214,12 @@ def two_members(ensemble: RandomizedEnsemble, samples: Samples, attack: Tight | 
     foolable, together = [], []
     for start in range(0, len(samples.x), samples.batch_size):
         rows = torch.arange(start, min(start + samples.batch_size, len(samples.x)), device=samples.x.device)
-        outcome = attack.outcome(even, samples.x[rows], samples.y[rows], samples.ball.take(rows))
-        assert outcome.alone is not None
-        foolable.append(~outcome.alone)
-        with frozen(even):
-            together.append(~even.correct(outcome.mixture[0][1], samples.y[rows]))
+        with posed(even, samples.x[rows], samples.y[rows], samples.ball.take(rows)) as problem:
+            outcome = attack.outcome(problem)
+            assert outcome.witnesses is not None
+            singles = [problem.on_member(i).ensemble.correct(outcome.witnesses[i], problem.y) for i in range(2)]
+            foolable.append(~torch.cat(singles))
+            together.append(~even.correct(outcome.mixture[0][1], problem.y))
     fooled = torch.cat(foolable, 1).cpu().numpy()
     samples.seen.extend(np.eye(2, dtype=bool)[i, :, None] & fooled for i in range(2))  # each by a point of its own
     samples.seen.append(torch.cat(together, 1).cpu().numpy())

@@ -48,9 +48,10 @@ def register(name: str, *, label: str, help: str, random_member: bool = False, *
 
     def add(cls: T) -> T:
         entry = Entry(name, label, help, cls.__module__, cls.__name__, random_member, fixed)
-        taken = _entries().setdefault(name, entry)
+        taken = _entries().get(name, entry)
         if (taken.module, taken.cls) != (entry.module, entry.cls):
             raise InputError(f"the attack name {name!r} is taken by {taken.module}:{taken.cls}; choose another")
+        _entries()[name] = entry
         return cls
 
     return add

@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 STAGE = "stage_"
+CLEAN = "clean"  # the entry before the first stage: no attack
 
 
 @dataclass
 class Records:
-    """n samples, M members, J adversarial inputs a sample (J > 1 where the attacker randomises too).
+    """n samples, M members, J adversarial inputs per sample (J > 1 where the attacker randomises too).
 
-    Predictions are labels; -1 means that the member's logits were NaN. `weights` are the attacker's probabilities.
+    Predictions are labels, judged in float32; -1 means that the member's logits were NaN. `weights` are the attacker's
+    probabilities. `stages` of a staged attack: first "clean", then per stage the labels at its own points, where it is
+    an attack by itself (`Stage.alone`: adaptive_pgd and arc of `Tight`), or else at the best point so far.
     """
 
     index: np.ndarray  # (n,) int64
@@ -26,8 +29,8 @@ class Records:
     norms: np.ndarray  # (J, n) float32
     weights: np.ndarray  # (J,) float64
     stages: dict[str, np.ndarray] = field(default_factory=dict)  # (M, n) int16 each
-    alone: np.ndarray | None = None  # (M, n) bool
-    decided_by: np.ndarray | None = None  # (n,) int16
+    alone: np.ndarray | None = None  # (M, n) bool: member i withstood every attack seen
+    decided_by: np.ndarray | None = None  # (n,) int16: the first stage to reach the final value; -1 for none
 
     def __len__(self) -> int:
         return len(self.index)
