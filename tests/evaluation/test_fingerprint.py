@@ -151,9 +151,9 @@ EDITS = {
 }
 
 
-def made_by(code: str, name: str) -> Any:
+def made_by(code: str, name: str, module_name: str = "my_attacks") -> Any:
     """The attack of this name from a module with this code, as another process would import it."""
-    module: dict[str, Any] = {"__name__": "my_attacks"}
+    module: dict[str, Any] = {"__name__": module_name}
     exec(compile(code, "my_attacks.py", "exec", dont_inherit=True), module)
     return module[name]() if isinstance(module[name], type) else module[name]
 
@@ -171,6 +171,12 @@ def test_edited_methods_and_lambdas_are_other_attacks() -> None:
     assert described(made_by(CODE, "Fields")) != described(made_by(edited, "Fields"))
     assert described(WorstOf([made_by(CODE, "Fields")])) != described(WorstOf([made_by(edited, "Fields")]))
     assert described(made_by(CODE, "nothing")) != described(made_by(CODE.replace(": x;", ": -x;"), "nothing"))
+
+
+def test_a_file_of_ones_own_may_be_named_as_one_of_pythons() -> None:
+    edited = CODE.replace("STEP = 0.01", "STEP = 0.02")
+    assert described(made_by(CODE, "function", "test")) != described(made_by(edited, "function", "test"))
+    assert described(logging.getLevelName) == "logging:getLevelName"
 
 
 def test_running_code_does_not_change_it() -> None:
