@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from bank import bank
+from halfspace_oracle import smallest_radius
 from recarc import ARC, Ball, Climb, InputError, RandomizedEnsemble, Restarts
 from recarc.attacks.climb import Search
 from recarc.attacks.problem import Best, Problem
-from recarc.exact import optimum, smallest_radius
+from recarc.exact import optimum
 from tiny import binary, labels_of, mlp_ensemble, points
 
 BARELY = 0.02  # what is foolable by less than this share of eps may be missed by a descent of finite steps
