@@ -68,7 +68,7 @@ def test_a_new_attack_is_usable_everywhere(own: Any, ensemble: Path, tmp_path: P
     assert summary["attack"] == {"class": "RandomPoints", "tries": 2, "seed": 7}
 
     (loaded,) = load_runs([out])
-    assert loaded.title == "Random points"
+    assert loaded.label == "Random points"
 
 
 def test_own_code_runs_only_when_it_is_trusted(ensemble: Path, capsys: Any) -> None:

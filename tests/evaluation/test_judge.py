@@ -101,6 +101,18 @@ def test_every_point_is_checked(outcome: Callable[[Problem], Outcome], message: 
         judged(outcome)
 
 
+def test_an_attack_cannot_change_what_it_is_judged_by() -> None:
+    """Overwriting the inputs or labels it was given does not move the centre of the ball or the truth."""
+
+    def overwrites(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        y.zero_()
+        return x.mul_(0)
+
+    ensemble, data = problem()
+    with pytest.raises(AttackViolation, match="overwrites left the allowed set"):
+        evaluate(ensemble, overwrites, data, WIDE, progress=False)
+
+
 @pytest.mark.parametrize("precision", [None, "float64", "bfloat16"])
 def test_the_stages_of_tight_are_what_separate_runs_find(precision: str | None) -> None:
     """In any precision of the search: the same points are judged, and polished, in the same way."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -41,14 +41,14 @@ class _State:
     point: Tensor
     previous: Tensor
     gradient: Tensor
-    best: Tensor  # the point of highest loss, to which halving returns
-    best_gradient: Tensor
-    best_loss: Tensor
+    peak: Tensor  # the point of highest loss, to which halving returns
+    peak_gradient: Tensor
+    peak_loss: Tensor
     last_loss: Tensor
     step: Tensor
     increases: Tensor
-    best_at_check: Tensor
-    halved_at_check: Tensor = field(repr=False)
+    peak_at_check: Tensor
+    halved_at_check: Tensor
 
     def take(self, keep: Tensor) -> _State:
         return _State(**{name: value[keep] for name, value in vars(self).items()})
@@ -60,8 +60,8 @@ class AutoPGD(Attack):
     """Croce and Hein's APGD (the paper's "APGD" is `AdaptivePGD`): momentum 0.75, step 2 eps halved when it stalls.
 
     `member=i` attacks one member and stops on a sample as soon as it is fooled; `member=None` increases the expected
-    loss and keeps the point of lowest expected accuracy. loss: "ce", "dlr", "dlr_targeted" (one run for each of the
-    `targets` runners-up) or "margin". For p = 1 the step is the plain steepest one, not their sparse one.
+    loss and keeps the point of lowest expected accuracy. loss: "ce", "dlr", "dlr_targeted" (one run towards each of
+    the `targets` runners-up) or "margin". For p = 1 the step is the plain steepest one, not their sparse one.
     """
 
     member: int | None = None
@@ -140,10 +140,10 @@ class AutoPGD(Attack):
             loss, s.gradient = self._visit(problem, best, s.index, s.point, target)
             s.increases += loss > s.last_loss
             s.last_loss = loss
-            higher = loss > s.best_loss
-            s.best_loss = torch.where(higher, loss, s.best_loss)
-            s.best = torch.where(per_sample(higher, s.best), s.point, s.best)
-            s.best_gradient = torch.where(per_sample(higher, s.best), s.gradient, s.best_gradient)
+            higher = loss > s.peak_loss
+            s.peak_loss = torch.where(higher, loss, s.peak_loss)
+            s.peak = torch.where(per_sample(higher, s.peak), s.point, s.peak)
+            s.peak_gradient = torch.where(per_sample(higher, s.peak), s.gradient, s.peak_gradient)
             since += 1
             if k in checks:
                 self._maybe_halve(s, since)
@@ -161,13 +161,13 @@ class AutoPGD(Attack):
             point=point,
             previous=point,
             gradient=gradient,
-            best=point,
-            best_gradient=gradient,
-            best_loss=loss,
+            peak=point,
+            peak_gradient=gradient,
+            peak_loss=loss,
             last_loss=loss,
             step=2 * ball.radius(point),
             increases=zeros,
-            best_at_check=loss,
+            peak_at_check=loss,
             halved_at_check=zeros.bool(),
         )
 
@@ -178,14 +178,14 @@ class AutoPGD(Attack):
 
     @staticmethod
     def _maybe_halve(s: _State, since: int) -> None:
-        """Halve the step and go back to the best point where progress stalled."""
+        """Halve the step and return to the point of highest loss where progress stalled."""
         few = s.increases < PROGRESS * since
-        stuck = ~s.halved_at_check & (s.best_loss <= s.best_at_check)
+        stuck = ~s.halved_at_check & (s.peak_loss <= s.peak_at_check)
         halve = few | stuck
         s.step = torch.where(halve, s.step / 2, s.step)
-        s.point = torch.where(per_sample(halve, s.point), s.best, s.point)
-        s.previous = torch.where(per_sample(halve, s.point), s.best, s.previous)
-        s.gradient = torch.where(per_sample(halve, s.gradient), s.best_gradient, s.gradient)
-        s.last_loss = torch.where(halve, s.best_loss, s.last_loss)
-        s.halved_at_check, s.best_at_check = halve, s.best_loss
+        s.point = torch.where(per_sample(halve, s.point), s.peak, s.point)
+        s.previous = torch.where(per_sample(halve, s.point), s.peak, s.previous)
+        s.gradient = torch.where(per_sample(halve, s.gradient), s.peak_gradient, s.gradient)
+        s.last_loss = torch.where(halve, s.peak_loss, s.last_loss)
+        s.halved_at_check, s.peak_at_check = halve, s.peak_loss
         s.increases = torch.zeros_like(s.increases)

@@ -139,10 +139,11 @@ class Best:
 
     def offer(self, index: Tensor, x_adv: Tensor, wrong: Tensor, v: Tensor) -> Tensor:
         """Keep those points (n, ...) of the samples `index` that lower the expected accuracy; returns for whom."""
+        known = self.ever_wrong[:, index]
         if self.witnesses is not None:
-            member, row = (wrong & ~self.ever_wrong[:, index]).nonzero(as_tuple=True)
+            member, row = (wrong & ~known).nonzero(as_tuple=True)
             self.witnesses[member, index[row]] = x_adv[row]
-        self.ever_wrong[:, index] |= wrong
+        self.ever_wrong[:, index] = known | wrong
         better = v < self.v[index]
         improved = index[better]
         self.x_adv[improved], self.v[improved], self.wrong[:, improved] = x_adv[better], v[better], wrong[:, better]

@@ -86,19 +86,18 @@ class Tight(Attack):
 
     def _stages(self, problem: Problem, best: Best) -> Iterator[Stage]:
         """Run the stages one by one, each improving `best`; yields where each one ended."""
-        effort, order = PRESETS[self.preset], problem.ensemble.order
+        effort = PRESETS[self.preset]
         everyone = torch.arange(len(problem), device=problem.x.device)
         for name, plain in self.plain_stages(problem.classes).items():
             x_adv = plain.run_on(problem)
             best.consider(problem, everyone, x_adv)
             yield Stage(name, x_adv, alone=True)
 
-        for i in order:
-            for on_member in effort.members:
-                on_member = replace(
-                    on_member, member=i, seed=self.seed, loss=_loss_for(on_member.loss, problem.classes)
-                )
-                _run(on_member, problem, best, (~best.ever_wrong[i]).nonzero()[:, 0])
+        for i in problem.ensemble.order:
+            for attack in effort.members:
+                loss = _loss_for(attack.loss, problem.classes)
+                standing = (~best.ever_wrong[i]).nonzero()[:, 0]
+                _run(replace(attack, member=i, seed=self.seed, loss=loss), problem, best, standing)
         yield Stage("members", best.x_adv.clone())
 
         planes = min(effort.planes, problem.classes - 1)

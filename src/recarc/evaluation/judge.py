@@ -8,6 +8,7 @@ follows from those predictions.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,7 @@ class Judge:
         if outcome.stages:
             final, stages, decided = judged.best_of(outcome)
         else:
-            final, stages, decided = [judged.points(x_adv) for _, x_adv in outcome.mixture], {}, None
+            final, stages, decided = judged.points([x_adv for _, x_adv in outcome.mixture]), {}, None
         alone = None if outcome.witnesses is None else judged.withstood(outcome.witnesses)
 
         def filled(default: Tensor, value: Tensor) -> Tensor:
@@ -77,11 +78,12 @@ class Judge:
         return records, inputs
 
     def _searched(self, problem: Problem) -> Problem:
-        """The problem as the attack sees it, with the judge's clean logits where both compute them alike."""
+        """A copy of the problem for the attack, with the judge's clean logits where both compute them alike."""
         pairs = zip(self.members.members, self.attacked.members, strict=True)
         alike = self.dtype == problem.x.dtype and all(_inner(ours) is _inner(theirs) for ours, theirs in pairs)
         clean_logits = problem.clean_logits if alike else None
-        return Problem.checked(self.attacked, problem.x.to(self.dtype), problem.y, problem.ball, clean_logits)
+        x, y = problem.x.to(self.dtype, copy=True), problem.y.clone()
+        return Problem.checked(self.attacked, x, y, problem.ball, clean_logits)
 
     def _outcome(self, problem: Problem) -> Outcome:
         if not hasattr(self.attack, "outcome"):
@@ -103,31 +105,34 @@ class Judge:
 
 
 class _Judged:
-    """The points of one batch that were judged so far; none is predicted twice."""
+    """The verdict on the points of one batch; equal points of a sample are predicted once."""
 
     def __init__(self, judge: Judge, problem: Problem, searched: Problem, index: np.ndarray) -> None:
         self.judge, self.problem, self.searched, self.index = judge, problem, searched, index
-        clean = problem.clean_predictions
-        self.fooled = clean != problem.y  # (M, B) at any point so far
-        # As returned, as judged, (M, B) labels. A coarse search may take x itself for fooled, so x is polished there.
-        self.seen = [] if judge.coarse else [(problem.x, problem.x, clean)]
+        self.fooled = problem.clean_predictions != problem.y  # (M, B) at any point so far
 
-    def points(self, returned: Any) -> tuple[Tensor, Tensor]:
-        """Points (B, ...) as they count, and the (M, B) labels that the members give there."""
-        given = self._checked(returned)
-        x_adv, labels = given.clone(), torch.empty_like(self.problem.clean_predictions)
-        new = torch.ones(len(given), dtype=torch.bool, device=given.device)
-        for before, judged, answers in self.seen:
-            same = new & (given == before).flatten(1).all(1)
-            x_adv[same], labels[:, same] = judged[same], answers[:, same]
-            new &= ~same
-        index = new.nonzero()[:, 0]
-        if len(index):
-            part = self.problem.take(index)
-            x_adv[index], labels[:, index] = self._predicted(part, self.searched.ensemble, given[index], index)
-        self.seen.append((given, x_adv, labels))
-        self.fooled |= labels != self.problem.y
-        return x_adv, labels
+    def points(self, returned: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
+        """Each of the returned points (B, ...) as it counts, with the (M, B) labels that the members give there."""
+        given = torch.stack([self.problem.x, *(self._checked(x_adv) for x_adv in returned)])  # entry 0 is x itself
+        entries = torch.arange(len(given), device=given.device)
+        everyone = torch.arange(given.shape[1], device=given.device)
+        first = entries[:, None].repeat(1, given.shape[1])  # the first entry that is the same point
+        # A coarse search may take x itself for fooled: then x, returned, is polished like any point, unlike entry 0.
+        earliest = 1 if self.judge.coarse else 0
+        for k in range(earliest + 1, len(given)):
+            for j in reversed(range(earliest, k)):
+                first[k] = torch.where((given[k] == given[j]).flatten(1).all(1), j, first[k])
+
+        x_adv, labels = given.clone(), self.problem.clean_predictions.repeat(len(given), 1, 1)
+        new = first == entries[:, None]
+        new[0] = False
+        entry, row = new.nonzero(as_tuple=True)
+        if len(row):
+            part, points = self.problem.take(row), given[entry, row]
+            x_adv[entry, row], answers = self._predicted(part, self.searched.ensemble, points, row)
+            labels[entry, :, row] = answers.T
+        self.fooled |= (labels != self.problem.y).any(0)
+        return [(x_adv[same, everyone], labels[same, :, everyone].T) for same in first[1:]]
 
     def best_of(self, outcome: Outcome) -> tuple[list[tuple[Tensor, Tensor]], dict[str, Tensor], Tensor]:
         """The best point of each sample with its labels; the labels of every stage; which stage decided.
@@ -141,8 +146,8 @@ class _Judged:
         everyone = torch.arange(len(y), device=y.device)
         stages, values = {CLEAN: labels.clone()}, [best.v.clone()]
         answer = Stage("", outcome.mixture[0][1])
-        for stage in (*outcome.stages, answer):
-            x_adv, seen = self.points(stage.x_adv)
+        ends = [*outcome.stages, answer]
+        for stage, (x_adv, seen) in zip(ends, self.points([stage.x_adv for stage in ends]), strict=True):
             improved = best.offer(everyone, x_adv, seen != y, score(seen == y))
             labels[:, improved] = seen[:, improved]
             if stage is not answer:
