@@ -33,26 +33,26 @@ from recarc import PGD, Ball
 from recarc.data.imageset import ImageSet
 from recarc.data.loading import load
 from recarc.models.registry import build
-from recarc.training.cuda_graph import stepper
-from recarc.training.checkpoint import RunFolder
+from recarc.training.checkpoint import CheckpointFolder
+from recarc.training.config import configure
+from recarc.training.cuda_graph import step_function
 from recarc.training.distributed import Group
-from recarc.training.speed_options import Switches, machine_for
-from recarc.training.config import pose
-from recarc.training.progress import Board, Progress
-from recarc.training.run import Run, train
+from recarc.training.progress import Progress
+from recarc.training.run import TrainingRun, train
+from recarc.training.speed_options import SpeedOptions, make_execution
 
-OFF = Switches(False, False, False, False, False, False, False)
-VARIANTS: dict[str, tuple[Switches, dict[str, Any], int]] = {
+OFF = SpeedOptions(False, False, False, False, False, False, False)
+VARIANTS: dict[str, tuple[SpeedOptions, dict[str, Any], int]] = {
     # name: switches, recipe changes, members trained at the same time
     "recarc, everything off": (OFF, {"attack_mode": "train"}, 1),
     "bf16, channels_last": (replace(OFF, bf16=True, channels_last=True), {"attack_mode": "train"}, 1),
-    "+ CUDA graph": (Switches(fold=False), {"attack_mode": "train"}, 1),
-    "+ attack in evaluation mode": (Switches(fold=False), {"attack_mode": "eval"}, 1),
-    "+ batch norm folded": (Switches(fuse=False), {"attack_mode": "eval"}, 1),
-    "+ convolutions fused (default)": (Switches(), {"attack_mode": "eval"}, 1),
-    "default + compile": (Switches(compile=True), {"attack_mode": "eval"}, 1),
-    "default, 2 members side by side": (Switches(), {"attack_mode": "eval"}, 2),
-    "default, 4 members side by side": (Switches(), {"attack_mode": "eval"}, 4),
+    "+ CUDA graph": (SpeedOptions(fold=False), {"attack_mode": "train"}, 1),
+    "+ attack in evaluation mode": (SpeedOptions(fold=False), {"attack_mode": "eval"}, 1),
+    "+ batch norm folded": (SpeedOptions(fuse=False), {"attack_mode": "eval"}, 1),
+    "+ convolutions fused (default)": (SpeedOptions(), {"attack_mode": "eval"}, 1),
+    "default + compile": (SpeedOptions(compile=True), {"attack_mode": "eval"}, 1),
+    "default, 2 members side by side": (SpeedOptions(), {"attack_mode": "eval"}, 2),
+    "default, 4 members side by side": (SpeedOptions(), {"attack_mode": "eval"}, 4),
 }
 
 
@@ -95,8 +95,8 @@ def crop_and_flip(x: Tensor) -> Tensor:
 
 def fast_step(args: argparse.Namespace, data: ImageSet, device: torch.device, name: str) -> tuple[Any, int, list[str]]:
     """The loop's own step, its batch loading included; how many members it trains; what was switched off."""
-    wishes, changes, members = VARIANTS[name]
-    problem = pose(
+    speed, changes, members = VARIANTS[name]
+    config = configure(
         "iat",
         data,
         args.arch,
@@ -111,23 +111,23 @@ def fast_step(args: argparse.Namespace, data: ImageSet, device: torch.device, na
         arch_options={},
         confirm=True,
     )
-    machine = machine_for(device, Group(), wishes)
-    run = Run(problem, machine, wishes, RunFolder(None, {}, 1e9, False), Progress(None), Board(None))
-    lanes = [run.lane(stage) for stage in run.groups[0]]
-    steps_an_epoch = len(run.data) // args.batch
-    steps = 1000 * steps_an_epoch
-    for lane in lanes:
-        lane.load(0, steps, steps_an_epoch)
-    advance = stepper(lanes, machine)
+    execution = make_execution(config, device, Group(), speed)
+    run = TrainingRun(config, execution, CheckpointFolder(None, {}, 1e9), Progress(None))
+    trainers = [run.trainer(stage) for stage in run.groups[0]]
+    steps_per_epoch = len(run.data) // args.batch
+    steps = 1000 * steps_per_epoch
+    for trainer in trainers:
+        trainer.load(0, steps, steps_per_epoch)
+    advance = step_function(trainers, execution)
     position = iter(range(steps))
 
     def step() -> None:
         at = next(position)
-        for lane in lanes:
-            lane.load(at, steps, steps_an_epoch)
+        for trainer in trainers:
+            trainer.load(at, steps, steps_per_epoch)
         advance()
 
-    return step, len(lanes), machine.notes
+    return step, len(trainers), execution.notes
 
 
 def begun(args: argparse.Namespace, data: ImageSet, device: torch.device, name: str) -> tuple[Any, int, list[str]]:

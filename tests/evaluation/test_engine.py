@@ -203,8 +203,31 @@ def test_a_batch_that_does_not_fit_is_halved(tmp_path: Path) -> None:
     assert sizes[:4] == [40, 20, 10, 10]
     whole = evaluate(ensemble, QUICK, (x, y), BALL, tile=4)
     assert np.array_equal(result.adversarial_predictions, whole.adversarial_predictions)
-    with pytest.raises(RunError, match="smaller tile"):
+    with pytest.raises(RunError, match=r"with 16 samples at a time.*from Python a smaller tile=") as caught:
         evaluate(ensemble, hungry, (x, y), BALL, tile=16)
+    assert "--tile" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_nothing_is_computed_twice_before_the_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look at each member's weights and at the data."""
+    from recarc.evaluation import fingerprint, samples
+
+    counts: dict[str, int] = {}
+
+    def counted(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def call(*arguments: Any) -> Any:
+            counts[name] = counts.get(name, 0) + 1
+            return real(*arguments)
+
+        monkeypatch.setattr(module, name, call)
+
+    counted(fingerprint, "module_hash")
+    counted(samples, "tensor_hash")
+    ensemble, data = problem()
+    evaluate(ensemble, QUICK, data, BALL, out=tmp_path)
+    assert counts == {"module_hash": 3, "tensor_hash": 1}
 
 
 def test_eps_of_each_sample() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ import pytest
 import torch
 from runs import BALL, QUICK, problem, records_of
 
-from recarc import ARC, AdaptivePGD, Ball, Evaluation, InputError, evaluate
+from recarc import ARC, AdaptivePGD, Ball, Evaluation, InputError, RandomizedEnsemble, evaluate, save_ensemble
+from recarc.cli import app as program
 from recarc.evaluation import RecarcWarning, RunError, engine
 from recarc.evaluation import run_folder as folders
 from recarc.evaluation.run_folder import RunFolder
+from recarc.models import build
 from tiny import mlp_ensemble
 
 SHARDS = {"shard_size": 8}
@@ -149,6 +153,19 @@ def test_run_json_holds_the_whole_configuration(run: Path) -> None:
     }
     assert {"ball", "alpha", "members", "data", "precision", "device", "shard_size"} <= saved["configuration"].keys()
     assert {"recarc", "torch", "python"} <= saved["environment"].keys()
+
+
+def test_a_run_records_the_command_that_started_it(tmp_path: Path) -> None:
+    again(tmp_path / "called")
+    assert "command" not in RunFolder.open(tmp_path / "called").environment
+    ensemble = save_ensemble(RandomizedEnsemble([build("linear", 10, 1, 8)]), tmp_path / "my rec")
+    words = ["evaluate", str(ensemble), "--data", "digits", "--limit", "4", "--eps", "0.01", "--attack", "adaptive_pgd"]
+    words += ["--steps", "1", "--quiet", "--out", str(tmp_path / "typed")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert program.run(words) == 0
+    command = RunFolder.open(tmp_path / "typed").environment["command"]
+    assert isinstance(command, str) and shlex.split(command) == ["recarc", *words]
 
 
 def test_resuming_with_another_version_warns(tmp_path: Path, monkeypatch: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from recarc import RandomizedEnsemble, load_ensemble, save_ensemble, zoo
 from recarc.cli.app import run
 from recarc.errors import InputError
-from recarc.experiments.catalog import ensembles
+from recarc.experiments.catalog import command_for, ensembles
 from recarc.models import build
 
 SHIPPED = [entry.name for entry in zoo.entries()]
@@ -25,6 +25,8 @@ def own_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source = save_ensemble(pair, tmp_path / "pair", made_by={"method": "bat", "machine": {"device": "a CPU"}})
     home = tmp_path / "zoo"
     home.mkdir()
+    recipes = {"bat-digits-cnn-linf": "train it", "bat-cifar10-vgg16-l2": "python -m paper table1 --train-only"}
+    (home / "index.json").write_text(json.dumps({"format": 1, "ensembles": [], "recipes": recipes}))
     zoo.add(source, "tiny", "a tiny pair", "bat-digits-cnn-linf", "fast", home)
     monkeypatch.setattr(zoo, "HOME", home)
     return home
@@ -45,11 +47,26 @@ def test_a_corrupted_file_is_refused(own_zoo: Path) -> None:
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(bytes(data))
-    with pytest.raises(InputError, match=r"zoo:tiny: member_1.safetensors is corrupt"):
+    with pytest.raises(InputError, match=r"tiny/member_1.safetensors is corrupt"):
         load_ensemble("zoo:tiny")
+    with pytest.raises(InputError, match=r"zoo:tiny: member_1.safetensors is corrupt"):
+        zoo.verify("tiny")
     weights.unlink()
     with pytest.raises(InputError, match=r"zoo:tiny lacks member_1.safetensors"):
-        zoo.folder("tiny")
+        zoo.verify("tiny")
+    with pytest.raises(InputError, match=r"tiny/member_1.safetensors does not exist"):
+        load_ensemble("zoo:tiny")
+    (own_zoo / "tiny" / "ensemble.json").write_text("{}")
+    with pytest.raises(InputError, match=r"zoo:tiny: ensemble.json is corrupt"):
+        load_ensemble("zoo:tiny")
+
+
+def test_each_weights_file_is_read_and_hashed_once(own_zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: (reads.append(self.name), read_bytes(self))[1])
+    load_ensemble("zoo:tiny")
+    assert sorted(reads) == ["ensemble.json", "member_0.safetensors", "member_1.safetensors"]
 
 
 def test_unknown_names_and_a_damaged_index(own_zoo: Path) -> None:
@@ -89,7 +106,7 @@ def test_the_command_line_evaluates_and_lists(own_zoo: Path, capsys: pytest.Capt
     assert run(["zoo", "list", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [e["name"] for e in told["ensembles"]] == ["tiny"]
-    assert told["made_by_recipe"]["bat-cifar10-vgg16-l2"].startswith("recarc reproduce table1")
+    assert told["made_by_recipe"] == {"bat-cifar10-vgg16-l2": "python -m paper table1 --train-only"}
     assert run(["evaluate", "zoo:none", "--data", "digits", "--eps", "0.1"]) == 2
     assert run(["zoo", "list"]) == 0
 
@@ -104,6 +121,11 @@ def test_what_is_shipped_is_intact(name: str) -> None:
         assert entry.made in {made.name for made in ensembles()}
     assert entry.provenance["method"] and entry.provenance["device"]
     assert sum((zoo.folder(name) / file).stat().st_size for file in entry.files) < 3e6
+
+
+def test_the_index_lists_the_command_of_every_ensemble_of_the_paper() -> None:
+    commands = {made.name: command_for(made) for made in ensembles() if not made.package}
+    assert zoo.recipes() == {name: c.replace("recarc reproduce", "python -m paper") for name, c in commands.items()}
 
 
 def test_the_promised_ensembles_are_shipped() -> None:

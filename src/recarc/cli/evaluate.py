@@ -112,9 +112,8 @@ def evaluate(
 def _warn_of_another_norm(ensemble: Path, ball: Ball) -> None:
     """Warn if the members were trained for another norm than they are attacked in."""
     from recarc.evaluation.checks import warn
-    from recarc.models.manifest import read_manifest
-    from recarc.zoo import resolved
+    from recarc.models import read_manifest
 
-    trained = read_manifest(resolved(ensemble)).made_by.get("norm")
+    trained = read_manifest(ensemble).made_by.get("norm")
     if trained is not None and trained != str(ball.norm):
         warn(f"the members were trained in {trained} and are attacked in {ball.norm}: did you mean --norm {trained}?")

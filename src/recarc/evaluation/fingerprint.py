@@ -135,7 +135,7 @@ class _Description:
         return self._object(value)
 
     def _function(self, function: FunctionType) -> Any:
-        """By name; with its defaults, what it closes over, and its code where that is somebody's own."""
+        """Its name, defaults and closure, and its code unless a version covers that."""
         parts: Json = {k.strip("_"): self(v) for k in ("__defaults__", "__kwdefaults__") if (v := getattr(function, k))}
         cells = zip(function.__code__.co_freevars, function.__closure__ or ())
         closure = {name: self(_content(cell)) for name, cell in cells if name != "__class__"}
@@ -270,7 +270,7 @@ def attack_text(attack: Any) -> str:
 
 
 def eps_text(eps: Any) -> str:
-    """8/255 where that is what it is."""
+    """The radius as people write it: 8/255 rather than 0.0313725."""
     if not isinstance(eps, (int, float)):
         return "of each sample"
     pixels = eps * 255

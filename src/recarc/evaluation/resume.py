@@ -67,22 +67,22 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def saved_configuration(path: Path) -> Json:
-    """That of the run in this folder; empty if there is none yet."""
+    """The configuration of the run in this folder; empty if there is no run yet."""
     return RunFolder.open(path).configuration if (path / RUN).exists() else {}
 
 
 def create_or_resume(path: Path, config: Json, first_logits: FirstLogits, environment: Json, resume: bool) -> RunFolder:
-    """A new run in this folder, or the one that is there if it is the same. Call it within `locked`."""
+    """A new run in this folder, or the existing one if it is the same. Call it within `locked`."""
     if not (path / RUN).exists():
         return RunFolder.create(path, config, environment, first_logits.lines)
     if not resume:
         raise InputError(f"{path} already holds a run; choose another folder, or leave out --no-resume (resume=True)")
     folder = RunFolder.open(path)
-    found = differences(folder.configuration, config)
-    if found:
-        more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+    different = differences(folder.configuration, config)
+    if different:
+        more = f" (and {len(different) - 3} more)" if len(different) > 3 else ""
         raise InputError(
-            f"{path} belongs to another configuration: {'; '.join(found[:3])}{more}; choose another folder"
+            f"{path} belongs to another configuration: {'; '.join(different[:3])}{more}; choose another folder"
         )
     unknown = undescribed(config["attack"])
     if unknown:
@@ -101,11 +101,11 @@ def create_or_resume(path: Path, config: Json, first_logits: FirstLogits, enviro
 
 def check_rank(folder: RunFolder, rank: int, config: Json, first_logits: FirstLogits) -> None:
     """Refuse a rank that was given something else than rank 0: the records of all go into one run."""
-    found = differences(folder.configuration, config, ("on rank 0", f"on rank {rank}"))
-    found += [f"the logits differ of {phrase}" for phrase in first_logits.changes_from(folder.first_logits)]
-    if found:
+    different = differences(folder.configuration, config, ("on rank 0", f"on rank {rank}"))
+    different += [f"first logits differ, of {phrase}" for phrase in first_logits.changes_from(folder.first_logits)]
+    if different:
         raise InputError(
-            f"the ranks evaluate different things: {found[0]}; "
+            f"the ranks evaluate different things: {different[0]}; "
             "give every rank the same ensemble, attack, data and options"
         )
 
@@ -122,7 +122,7 @@ def shards_to_do(folder: RunFolder, environment: Json) -> list[int]:
 
 
 def _compare_versions(folder: RunFolder, environment: Json) -> None:
-    """Warn where other code than began the run will finish it."""
+    """Warn if the run will be finished by other code than began it."""
     saved = folder.environment
     if saved["torch"] != environment["torch"]:
         warn(

@@ -178,8 +178,8 @@ class Workshop:
 
 def pretrained(made: Made) -> RandomizedEnsemble:
     """Members that install from the package index."""
-    from recarc.adapters import efficientnet_lite
+    from recarc.adapters import members
 
     if made.arch != "efficientnet-lite":
         raise InputError(f"no adapter makes {made.arch!r}")
-    return RandomizedEnsemble([efficientnet_lite.member(size) for size in range(made.members)])
+    return RandomizedEnsemble([members.efficientnet_lite(size) for size in range(made.members)])

@@ -1,4 +1,4 @@
-"""Killed or interrupted, the same command goes on and ends where an undisturbed run ends; nothing is overwritten."""
+"""After a kill or an interruption a rerun resumes and ends where an undisturbed run ends; nothing is overwritten."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from torch.nn.utils import parameters_to_vector
 
 from recarc import InputError, RandomizedEnsemble
 from recarc.models.store import load_ensemble
-from recarc.training import Interrupted, Switches, TrainingError
-from recarc.training.checkpoint import STATE, RunFolder
+from recarc.training import Interrupted, SpeedOptions, TrainingError, checkpoint
+from recarc.training.checkpoint import STATE, CheckpointFolder
 
 HERE = Path(__file__).parent
 SETTINGS: dict[str, Any] = {
@@ -46,12 +46,12 @@ def wait_for_steps(part: Path, stages: int, steps: int, process: subprocess.Pope
             state = torch.load(part / STATE, weights_only=True)
             if (len(state["curve"]), state["step"]) >= (stages, steps):
                 return
-        assert process.poll() is None, "ended before it could be killed"
+        assert process.poll() is None, "finished before it could be killed"
         time.sleep(0.02)
     raise AssertionError("no checkpoint in time")
 
 
-def test_kill_9_and_the_same_command_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_kill_9_and_a_rerun_ends_with_the_same_weights(tmp_path: Path) -> None:
     out, part = tmp_path / "bat", tmp_path / "bat.part"
     process = start_process(out, "bat")
     wait_for_steps(part, 1, 5, process)  # in the second of two stages
@@ -60,10 +60,10 @@ def test_kill_9_and_the_same_command_ends_with_the_same_weights(tmp_path: Path) 
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not out.exists()
-    (part / ".checkpoint.pt.1234.new").write_bytes(b"half a checkpoint")
+    (part / ".checkpoint.1234.part.pt").write_bytes(b"half a checkpoint")
     lines: list[str] = []
     small("bat", out=out, say=lines.append, **SETTINGS)
-    assert any("going on from stage 2" in line for line in lines)
+    assert any("resuming at stage 2" in line for line in lines)
     assert not part.exists()
     undisturbed = tmp_path / "undisturbed"
     small("bat", out=undisturbed, **SETTINGS)
@@ -77,39 +77,39 @@ def test_kill_9_and_the_same_command_ends_with_the_same_weights(tmp_path: Path) 
     assert load_ensemble(out).alpha.tolist() == pytest.approx([0.9, 0.1])
 
 
-def test_a_run_whose_patience_is_over_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recarc.training.run import Run
+def test_a_run_out_of_patience_does_not_train_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recarc.training.run import TrainingRun
 
     lines: list[str] = []
     changes = {"patience": 1, "validate_every": 1, "lr": 1e-9, "ema": 0.0, "weight_decay": 0.0}
     settings = {**SETTINGS, "epochs": 30, "changes": changes}
-    collect = Run._collect
-    monkeypatch.setattr(Run, "_collect", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
+    collect = TrainingRun._collect
+    monkeypatch.setattr(TrainingRun, "_collect", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
     with pytest.raises(RuntimeError, match="killed"):
         small("natural", out=tmp_path / "run", **settings)
-    monkeypatch.setattr(Run, "_collect", collect)
+    monkeypatch.setattr(TrainingRun, "_collect", collect)
     small("natural", out=tmp_path / "run", say=lines.append, **settings)
-    assert any("going on from stage 1" in line for line in lines)
+    assert any("resuming at stage 1" in line for line in lines)
     assert not any(": epoch " in line for line in lines)
 
 
-def test_a_run_that_goes_on_knows_its_checkpoint(tmp_path: Path) -> None:
-    begun = RunFolder(tmp_path / "run", {"seed": 0}, 60.0, writer=True)
-    assert begun.open() is None and "no checkpoint" in begun.kept()
-    begun.save({"lanes": {}, "step": 7}, 7)
-    begun.release()
-    again = RunFolder(tmp_path / "run", {"seed": 0}, 60.0, writer=True)
+def test_a_resumed_run_knows_its_checkpoint(tmp_path: Path) -> None:
+    first = CheckpointFolder(tmp_path / "run", {"seed": 0}, 60.0)
+    assert first.open() is None and "no checkpoint" in first.status()
+    first.save({"stages": {}, "step": 7}, 7)
+    first.release()
+    again = CheckpointFolder(tmp_path / "run", {"seed": 0}, 60.0)
     again.open()
-    assert "the checkpoint of step 7" in again.kept()
+    assert "the checkpoint of step 7" in again.status()
 
 
 @pytest.mark.parametrize("method", ["free", "iat"])
-def test_stopped_at_any_step_a_run_goes_on_exactly(tmp_path: Path, method: str, monkeypatch: Any) -> None:
+def test_stopped_at_any_step_a_run_resumes_exactly(tmp_path: Path, method: str, monkeypatch: Any) -> None:
     from recarc.training.loop import Loop
 
     settings = {**SETTINGS, "epochs": 1}
     undisturbed = small(method, **settings)
-    ends, between = iter((7, 9, 30)), Loop._between
+    ends, between = iter((7, 9, 30)), Loop._between_steps
     stop_at = [next(ends)]
 
     def interrupted(self: Loop, step: int, stopped: bool) -> bool:
@@ -117,10 +117,10 @@ def test_stopped_at_any_step_a_run_goes_on_exactly(tmp_path: Path, method: str, 
         stop_at[0] -= 1
         return between(self, step, stopped or done[0])
 
-    monkeypatch.setattr(Loop, "_between", interrupted)
+    monkeypatch.setattr(Loop, "_between_steps", interrupted)
     out = tmp_path / method
     for _ in range(2):
-        with pytest.raises(Interrupted, match="the same command goes on"):
+        with pytest.raises(Interrupted, match="rerun the command to resume"):
             small(method, out=out, **settings)
         stop_at[0] = next(ends)
     stop_at[0] = -1
@@ -131,63 +131,62 @@ def test_stopped_at_any_step_a_run_goes_on_exactly(tmp_path: Path, method: str, 
 
 
 def stopped_run(out: Path, method: str, saves: int, **settings: Any) -> None:
-    """A run that dies after so many checkpoints."""
-    left, save = [saves], RunFolder.save
+    """A run that dies after this many checkpoints."""
+    left, save = [saves], CheckpointFolder.save
 
-    def dying(self: RunFolder, state: dict[str, Any], step: int) -> None:
+    def dying(self: CheckpointFolder, state: dict[str, Any], step: int) -> None:
         save(self, state, step)
         left[0] -= 1
         if not left[0]:
             raise RuntimeError("killed")
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
-        patch.setattr(RunFolder, "save", dying)
+        patch.setattr(CheckpointFolder, "save", dying)
         small(method, out=out, **settings)
 
 
-@pytest.mark.parametrize("saves", [4, 10])  # 7 steps a stage: in the first stage, and later
+@pytest.mark.parametrize("saves", [4, 10])  # with 7 steps per stage: in the first stage, and in a later one
 @pytest.mark.parametrize("first", [True, False], ids=["together, then one by one", "one by one, then together"])
-def test_side_by_side_or_not_a_run_goes_on_to_the_same_end(tmp_path: Path, first: bool, saves: int) -> None:
+def test_side_by_side_or_not_a_resumed_run_ends_the_same(tmp_path: Path, first: bool, saves: int) -> None:
     settings = {**SETTINGS, "epochs": 0.5, "arch": "linear", "arch_options": {}}
-    stopped_run(tmp_path / "run", "dverge", saves, switches=Switches(side_by_side=first), **settings)
-    gone_on = small("dverge", out=tmp_path / "run", switches=Switches(side_by_side=not first), **settings)
-    assert torch.equal(parameters(gone_on), parameters(small("dverge", **settings)))
+    stopped_run(tmp_path / "run", "dverge", saves, speed=SpeedOptions(side_by_side=first), **settings)
+    resumed = small("dverge", out=tmp_path / "run", speed=SpeedOptions(side_by_side=not first), **settings)
+    assert torch.equal(parameters(resumed), parameters(small("dverge", **settings)))
 
 
-def test_a_run_goes_on_on_another_kind_of_device(tmp_path: Path) -> None:
+def test_a_run_resumes_on_another_kind_of_device(tmp_path: Path) -> None:
     stopped_run(tmp_path / "run", "at", 3, **SETTINGS)
     path, lines = tmp_path / "run.part" / STATE, []
     state = torch.load(path, weights_only=True)
-    for lane in state["lanes"].values():  # as a GPU's generator leaves it
-        lane |= {"device": "cuda", "generator": torch.zeros(16, dtype=torch.uint8)}
+    for stage in state["stages"].values():  # as a GPU's generator leaves it
+        stage |= {"device": "cuda", "generator": torch.zeros(16, dtype=torch.uint8)}
     torch.save(state, path)
     small("at", out=tmp_path / "run", **{**SETTINGS, "say": lines.append})
-    assert "begun on cuda: other random numbers from here on than there" in lines
+    assert "started on cuda: the random numbers differ from here on" in lines
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-@pytest.mark.parametrize("there", ["cuda", "cpu"])
-def test_from_a_gpu_to_a_cpu_and_back(tmp_path: Path, there: str) -> None:
-    back = "cpu" if there == "cuda" else "cuda"
-    stopped_run(tmp_path / "run", "dverge", 3, **{**SETTINGS, "device": there})
-    assert len(small("dverge", out=tmp_path / "run", **{**SETTINGS, "device": back})) == 3
+@pytest.mark.parametrize(("first", "second"), [("cuda", "cpu"), ("cpu", "cuda")])
+def test_from_a_gpu_to_a_cpu_and_back(tmp_path: Path, first: str, second: str) -> None:
+    stopped_run(tmp_path / "run", "dverge", 3, **{**SETTINGS, "device": first})
+    assert len(small("dverge", out=tmp_path / "run", **{**SETTINGS, "device": second})) == 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("method", ["at", "free"])
-def test_on_a_gpu_a_run_goes_on_to_nearly_the_same_end(tmp_path: Path, method: str, monkeypatch: Any) -> None:
+def test_on_a_gpu_a_resumed_run_ends_nearly_the_same(tmp_path: Path, method: str, monkeypatch: Any) -> None:
     """The differences are those between two runs of the same command: the order of sums."""
     from recarc.training.loop import Loop
 
     settings = {**SETTINGS, "epochs": 1, "device": "cuda"}
     undisturbed, again = (parameters(small(method, **settings)) for _ in range(2))
-    between = Loop._between
+    between = Loop._between_steps
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(Loop, "_between", lambda self, step, stopped: between(self, step, step == 7))
+        patch.setattr(Loop, "_between_steps", lambda self, step, stopped: between(self, step, step == 7))
         small(method, out=tmp_path / "run", **settings)
-    gone_on = parameters(small(method, out=tmp_path / "run", **settings))
+    resumed = parameters(small(method, out=tmp_path / "run", **settings))
     noise = float((again - undisturbed).norm() / undisturbed.norm())
-    assert float((gone_on - undisturbed).norm() / undisturbed.norm()) < max(0.02, 3 * noise)
+    assert float((resumed - undisturbed).norm() / undisturbed.norm()) < max(0.02, 3 * noise)
 
 
 def parameters(ensemble: RandomizedEnsemble) -> torch.Tensor:
@@ -206,8 +205,8 @@ def test_a_finished_folder_is_not_overwritten(tmp_path: Path) -> None:
 def test_an_unfinished_run_of_another_command_is_not_touched(tmp_path: Path, monkeypatch: Any) -> None:
     from recarc.training.loop import Loop
 
-    out, between = tmp_path / "run", Loop._between
-    monkeypatch.setattr(Loop, "_between", lambda self, step, _: between(self, step, True))
+    out, between = tmp_path / "run", Loop._between_steps
+    monkeypatch.setattr(Loop, "_between_steps", lambda self, step, _: between(self, step, True))
     with pytest.raises(Interrupted):
         small("natural", out=out, epochs=1)
     before = (tmp_path / "run.part" / STATE).read_bytes()
@@ -221,59 +220,67 @@ def test_an_unfinished_run_of_another_command_is_not_touched(tmp_path: Path, mon
         small("natural", out=out, epochs=1)
 
 
-def opened(out: Path, writer: bool = True) -> RunFolder:
-    folder = RunFolder(out, {"seed": 0}, 0.0, writer)
+def opened(out: Path) -> CheckpointFolder:
+    folder = CheckpointFolder(out, {"seed": 0}, 0.0)
     assert folder.open() is None
     return folder
 
 
-def test_one_writer_at_a_time_holds_a_run_folder(tmp_path: Path) -> None:
+def test_one_run_at_a_time_holds_a_checkpoint_folder(tmp_path: Path) -> None:
     out, part = tmp_path / "run", tmp_path / "run.part"
     first = opened(out)
-    opened(out, writer=False)  # another rank of the same run
     with pytest.raises(InputError, match="another process is training"):
         opened(out)
-    (part / ".checkpoint.pt.1.new").touch()
+    (part / ".checkpoint.1.part.pt").touch()
     first.release()
     second = opened(out)
-    assert sorted(p.name for p in part.iterdir()) == [".lock", "run.json"]
+    assert sorted(p.name for p in part.iterdir()) == [".lock", "training.json"]
     out.mkdir()
     (out / "ensemble.json").touch()
     second.close()
     assert not part.exists()
 
 
-def test_processes_that_begin_at_the_same_time_do_not_mix(tmp_path: Path, monkeypatch: Any) -> None:
-    out, make = tmp_path / "run", RunFolder._make
-    first: list[RunFolder] = []
+def test_processes_that_start_at_the_same_time_do_not_mix(tmp_path: Path, monkeypatch: Any) -> None:
+    out, acquire = tmp_path / "run", checkpoint._acquire
+    first: list[CheckpointFolder] = []
 
-    def late(self: RunFolder, folder: Path) -> None:
-        """Another process makes the folder after this one saw none."""
-        monkeypatch.setattr(RunFolder, "_make", make)
+    def late(folder: Path) -> Any:
+        """Another process takes the folder after this one found none."""
+        monkeypatch.setattr(checkpoint, "_acquire", acquire)
         first.append(opened(out))
-        make(self, folder)
+        return acquire(folder)
 
-    monkeypatch.setattr(RunFolder, "_make", late)
+    monkeypatch.setattr(checkpoint, "_acquire", late)
     with pytest.raises(InputError, match="another process is training"):
         opened(out)
-    first[0].save({"group": 0}, 1)
+    first[0].save({"step": 1}, 1)
     assert [p.name for p in tmp_path.iterdir()] == ["run.part"]
 
 
-def test_a_run_folder_that_vanished_is_not_made_again(tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / "run.part"
+    other.mkdir()
+    (other / "notes.txt").touch()
+    with pytest.raises(InputError, match=r"run\.part is not an unfinished run of `recarc train`: move it or choose"):
+        opened(tmp_path / "run")
+    assert [p.name for p in other.iterdir()] == ["notes.txt"]
+
+
+def test_a_checkpoint_folder_that_vanished_is_not_recreated(tmp_path: Path) -> None:
     out, part = tmp_path / "run", tmp_path / "run.part"
     first = opened(out)
-    first.save({"group": 0}, 1)
+    first.save({"step": 0}, 1)
     shutil.rmtree(part)
     with pytest.raises(TrainingError, match=r"run\.part was deleted or moved during training"):
-        first.save({"group": 0}, 2)
+        first.save({"step": 0}, 2)
     assert not part.exists()
     second = opened(out)
-    second.save({"group": 7}, 3)
+    second.save({"step": 7}, 3)
     with pytest.raises(TrainingError, match="deleted or moved"):
-        first.save({"group": 0}, 4)
+        first.save({"step": 0}, 4)
     first.close()
-    assert torch.load(part / STATE, weights_only=True) == {"group": 7}
+    assert torch.load(part / STATE, weights_only=True) == {"step": 7}
 
 
 def test_ctrl_c_ends_after_a_step_with_a_checkpoint(tmp_path: Path) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recarc.models.blocks import BasicBlock, check_choice, conv3x3, global_average, init_convolutions
+from recarc.models.blocks import BasicBlock, conv3x3, global_average, init_convolutions
+
+Stem = Literal["cifar", "imagenet"]
 
 
 class ResNet18(nn.Module):
-    def __init__(self, classes: int, channels: int, stem: str) -> None:
+    def __init__(self, classes: int, channels: int, stem: Stem) -> None:
         super().__init__()
         if stem == "imagenet":
             self.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
@@ -34,6 +38,6 @@ class ResNet18(nn.Module):
         return self.fc(global_average(x))
 
 
-def make(classes: int, channels: int, image_size: int, *, stem: str = "cifar") -> nn.Module:
-    check_choice("stem", stem, ("cifar", "imagenet"))
+def make(classes: int, channels: int, image_size: int, *, stem: Stem = "cifar") -> nn.Module:
+    """`stem`: a 3x3 convolution ("cifar"), or 7x7 with stride 2 and max-pooling as in the paper ("imagenet")."""
     return ResNet18(classes, channels, stem)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
 from fractions import Fraction
 from typing import Any
 
@@ -189,6 +191,52 @@ def test_unknown_precision_is_refused() -> None:
 def test_float16_is_refused_without_a_gpu() -> None:
     with pytest.raises(InputError, match="needs a CUDA GPU"):
         accelerate(ensemble_of(), "float16")
+
+
+def compiler_switches() -> tuple[bool, int]:
+    import torch._dynamo
+    import torch._functorch.config
+
+    return torch._functorch.config.donated_buffer, torch._dynamo.config.recompile_limit
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_switches_of_the_compiler_are_restored(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are set while a compiled member runs forwards and backwards, and only then."""
+    inside = []
+
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
+            inside.append(compiler_switches())
+            return logits.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            inside.append(compiler_switches())
+            return gradient
+
+    def compile(net: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            logits = Watched.apply(net(x))
+            if fails:
+                raise RuntimeError("no compiler")
+            return logits
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile)
+    member, x = convolutional(0), points(4, 2, 4, 4, dtype=torch.float32)
+    before = compiler_switches()
+    fast = accelerate(member, compile=True).members[0]
+    u, v = x.clone().requires_grad_(), x.clone().requires_grad_()
+    with pytest.warns(UserWarning, match="running uncompiled: no compiler") if fails else nullcontext():
+        logits = fast(u)
+    assert compiler_switches() == before
+    (gradient,) = torch.autograd.grad(logits[:, 1].sum(), u)
+    assert compiler_switches() == before
+    assert inside == [(False, 64)] * (1 if fails else 2)
+    torch.testing.assert_close(gradient, torch.autograd.grad(member(v)[:, 1].sum(), v)[0], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

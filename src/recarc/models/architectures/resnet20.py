@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recarc.models.blocks import BasicBlock, check_choice, conv3x3, global_average, init_convolutions
+from recarc.models.blocks import BasicBlock, conv3x3, global_average, init_convolutions
+
+Shortcut = Literal["identity", "conv"]
 
 
 class ResNet20(nn.Module):
-    def __init__(self, classes: int, channels: int, shortcut: str) -> None:
+    def __init__(self, classes: int, channels: int, shortcut: Shortcut) -> None:
         super().__init__()
         self.conv1, self.bn1 = conv3x3(channels, 16), nn.BatchNorm2d(16)
         self.layer1 = self._stage(16, 16, 1, shortcut)
@@ -19,7 +23,7 @@ class ResNet20(nn.Module):
         init_convolutions(self)
 
     @staticmethod
-    def _stage(inputs: int, outputs: int, stride: int, shortcut: str) -> nn.Sequential:
+    def _stage(inputs: int, outputs: int, stride: int, shortcut: Shortcut) -> nn.Sequential:
         first = BasicBlock(inputs, outputs, stride, shortcut)
         return nn.Sequential(first, *(BasicBlock(outputs, outputs, 1, shortcut) for _ in range(2)))
 
@@ -29,7 +33,6 @@ class ResNet20(nn.Module):
         return self.fc(global_average(x))
 
 
-def make(classes: int, channels: int, image_size: int, *, shortcut: str = "identity") -> nn.Module:
-    """`shortcut`: "identity" is the paper's parameter-free option A, "conv" a 1x1 convolution with batch norm."""
-    check_choice("shortcut", shortcut, ("identity", "conv"))
+def make(classes: int, channels: int, image_size: int, *, shortcut: Shortcut = "identity") -> nn.Module:
+    """`shortcut`: the paper's parameter-free option A ("identity"), or a 1x1 convolution with batch norm ("conv")."""
     return ResNet20(classes, channels, shortcut)

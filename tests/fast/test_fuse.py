@@ -1,4 +1,4 @@
-"""Runs of convolutions as one function: the same logits and input gradients, with hand-written gradients."""
+"""Fused blocks of convolutions: the same logits and input gradients, with hand-written gradients."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from recarc import InputError
 from recarc.fast import FastMember, Settings
-from recarc.fast.convert import any_size, body_of, folded_copy
-from recarc.fast.execute import Call
-from recarc.fast.fuse import Run, fuse_runs, plain_convolve
+from recarc.fast.convert import folded_copy, in_search_precision, is_fully_fused, is_fused
+from recarc.fast.execute import Executor
+from recarc.fast.fuse import FusedBlock, fuse_blocks, plain_convolve
 from recarc.models.registry import build
 from tiny import points
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-RUNS = [  # architecture, its options, lengths of its runs with their shortcuts
+BLOCKS = [  # architecture, its options, lengths of its blocks with their shortcuts
     ("resnet20", {}, [(1, "none")] + [(2, "input")] * 3 + [(2, "other"), (2, "input"), (2, "input")] * 2),
     (
         "resnet20",
@@ -50,14 +50,14 @@ def pulled(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     return logits.detach(), first
 
 
-@pytest.mark.parametrize(("arch", "options", "expected"), RUNS, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(("arch", "options", "expected"), BLOCKS, ids=lambda v: v if isinstance(v, str) else "")
 def test_fused_networks_compute_the_same(arch: str, options: dict[str, str], expected: list[tuple[int, str]]) -> None:
     net = network(arch, options).double()
-    fused = fuse_runs(folded_copy(net), dtype=torch.float64)
-    runs = [m for m in fused.modules() if isinstance(m, Run)]
-    assert [(len(r.strides), r.shortcut) for r in runs] == expected
-    for run in runs:
-        run.out_dtype = torch.float64
+    fused = fuse_blocks(folded_copy(net), dtype=torch.float64)
+    blocks = [m for m in fused.modules() if isinstance(m, FusedBlock)]
+    assert [(len(r.strides), r.shortcut) for r in blocks] == expected
+    for block in blocks:
+        block.out_dtype = torch.float64
     x = points(2, 3, 32, 32)
     for found, wanted in zip(pulled(fused, x), pulled(net, x)):
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)
@@ -76,9 +76,9 @@ def test_what_does_not_fit_is_left_alone() -> None:
         nn.Flatten(),
         nn.Linear(8 * 16, 3),
     ).eval()
-    fused, x = fuse_runs(net), points(2, 3, 4, 4, dtype=torch.float32)
-    assert not [m for m in fused.modules() if isinstance(m, Run)]
-    assert not any_size(fused)
+    fused, x = fuse_blocks(net), points(2, 3, 4, 4, dtype=torch.float32)
+    assert not [m for m in fused.modules() if isinstance(m, FusedBlock)]
+    assert not is_fully_fused(fused)
     for found, wanted in zip(pulled(fused, x), pulled(net, x)):
         torch.testing.assert_close(found, wanted)
 
@@ -94,11 +94,11 @@ def test_a_value_that_others_read_ends_its_run() -> None:
             return (torch.relu(self.two(middle)) + middle).mean(dim=(2, 3))
 
     net, x = Forked().double().eval(), points(2, 3, 4, 4)
-    fused = fuse_runs(net, dtype=torch.float64)
-    runs = [m for m in fused.modules() if isinstance(m, Run)]
-    assert [len(r.strides) for r in runs] == [1, 1]
-    for run in runs:
-        run.out_dtype = torch.float64
+    fused = fuse_blocks(net, dtype=torch.float64)
+    blocks = [m for m in fused.modules() if isinstance(m, FusedBlock)]
+    assert [len(r.strides) for r in blocks] == [1, 1]
+    for block in blocks:
+        block.out_dtype = torch.float64
     for found, wanted in zip(pulled(fused, x), pulled(net, x)):
         torch.testing.assert_close(found, wanted)
 
@@ -111,7 +111,7 @@ class Odd(nn.Module):
         torch.manual_seed(0)
         self.kind = kind
         self.one, self.two = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-        self.fused_run_0 = nn.Linear(4, 5)
+        self.fused_block_0 = nn.Linear(4, 5)
         self.relu, self.scale = nn.ReLU(inplace=True), nn.Parameter(torch.rand(4, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class Odd(nn.Module):
             h = torch.relu(self.one(x) + x[:, :1])
         else:
             h = torch.relu(self.two(h) + h)
-        return self.fused_run_0(h.mean(dim=(2, 3)))
+        return self.fused_block_0(h.mean(dim=(2, 3)))
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,9 @@ class Odd(nn.Module):
 )
 def test_members_with_traps_compute_the_same(kind: str) -> None:
     net, x = Odd(kind).double().eval().requires_grad_(False), points(2, 3, 6, 6)
-    fused = fuse_runs(net, dtype=torch.float64)
-    for run in (m for m in fused.modules() if isinstance(m, Run)):
-        run.out_dtype = torch.float64
+    fused = fuse_blocks(net, dtype=torch.float64)
+    for block in (m for m in fused.modules() if isinstance(m, FusedBlock)):
+        block.out_dtype = torch.float64
     torch.testing.assert_close(fused(x), net(x))
     if kind != "input changed in place":  # which nobody can differentiate
         torch.testing.assert_close(pulled(fused, x)[1], pulled(net, x)[1])
@@ -171,20 +171,20 @@ def test_hooks_and_patched_forwards_are_refused() -> None:
     hooked.register_forward_pre_hook(lambda module, inputs: (inputs[0] - 0.5,))
     patched.forward = lambda x: Odd.forward(patched, x) * 2  # type: ignore[method-assign]
     for net in (hooked, patched):
-        with pytest.raises(InputError, match="it is run as it is"):
-            fuse_runs(net)
+        with pytest.raises(InputError, match="it is run unfused"):
+            fuse_blocks(net)
 
 
 def test_a_member_without_runs_is_itself() -> None:
     for net in (nn.Linear(4, 3), nn.Sequential(nn.Flatten(), nn.Linear(12, 3), nn.ReLU(inplace=True))):
-        assert fuse_runs(net) is net
+        assert fuse_blocks(net) is net
 
 
 def test_logits_do_not_leave_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recarc.fast.convert.kernel_convolve", lambda: plain_convolve)
     for net in (nn.Linear(6, 3), Odd("plain").eval()):
-        body, x = body_of(net, "float16"), torch.rand(2, 6) if isinstance(net, nn.Linear) else torch.rand(2, 3, 6, 6)
-        logits = Call(body, "float32", compile=False)(x)
+        x = torch.rand(2, 6) if isinstance(net, nn.Linear) else torch.rand(2, 3, 6, 6)
+        logits = Executor(in_search_precision(net, "float16"), "float32", compile=False)(x)
         assert logits.dtype == torch.float32
         torch.testing.assert_close(logits, net(x), rtol=5e-3, atol=5e-3)
 
@@ -198,11 +198,11 @@ def test_a_member_that_is_not_what_its_trace_says_is_run_unfused(monkeypatch: py
     member = FastMember(net, Settings("float16", graphs=False))
     with pytest.warns(UserWarning, match="running without fused convolutions: logits differ"):
         member(x)
-    assert not any(isinstance(m, Run) for m in member.search.modules())
+    assert not is_fused(member.search_net)
 
 
 class Recalibrated(nn.Module):
-    """The convolution is the smaller part of a sum: its run would have to grow."""
+    """The convolution is the smaller part of a sum: its block would have to grow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,10 +219,10 @@ def test_a_member_whose_fused_form_fails_is_run_unfused(gradient: bool, monkeypa
     monkeypatch.setattr("recarc.fast.convert.kernel_convolve", lambda: plain_convolve)
     net, x = Recalibrated().eval(), torch.rand(2, 3, 6, 6, requires_grad=gradient)
     member = FastMember(net, Settings("float16", graphs=False))
-    assert any(isinstance(m, Run) for m in member.search.modules())
+    assert is_fused(member.search_net)
     with pytest.warns(UserWarning, match="running without fused convolutions: The expanded size"):
         logits = member(x)
-    assert not any(isinstance(m, Run) for m in member.search.modules())
+    assert not is_fused(member.search_net)
     torch.testing.assert_close(logits, net(x), rtol=5e-3, atol=5e-3)
 
 
@@ -235,7 +235,7 @@ def test_running_out_of_memory_is_no_reason_to_run_unfused(monkeypatch: pytest.M
     for _ in range(2):  # a smaller batch is checked again
         with pytest.raises(torch.cuda.OutOfMemoryError):
             member(torch.rand(2, 3, 6, 6))
-        assert member.unchecked
+        assert member.fusion_unchecked
 
 
 @NEEDS_CUDA
@@ -274,10 +274,10 @@ def test_the_kernel_computes_the_plain_convolution(read: int, made: int, size: i
 @NEEDS_CUDA
 def test_a_resnet20_in_float16_is_fused_whole_and_close_to_float32() -> None:
     net = network("resnet20", {}).cuda()
-    body = body_of(folded_copy(net), "float16")
-    assert any_size(body)
+    fused = in_search_precision(folded_copy(net), "float16")
+    assert is_fully_fused(fused)
     x = points(64, 3, 32, 32, dtype=torch.float32).cuda()
-    (logits, gradient), (exact, slope) = pulled(body, x), pulled(net, x)
+    (logits, gradient), (exact, slope) = pulled(fused, x), pulled(net, x)
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, exact, rtol=5e-3, atol=5e-3)
     assert float((gradient - slope).norm() / slope.norm()) < 0.15  # signs of a few activations near zero

@@ -1,4 +1,4 @@
-"""Folders of images, one folder a class."""
+"""Folders of images, one folder per class."""
 
 from __future__ import annotations
 
@@ -12,22 +12,51 @@ from pathlib import Path
 import numpy as np
 
 from recarc.data.catalog import Spec
-from recarc.data.decode import CROP, GREY_MODES, cropped, open_image, pixels
-from recarc.data.source import BLOCK, Block, Source
-from recarc.data.streaming import Reader
+from recarc.data.decode import CROP, GREY_MODES, Reader, cropped, open_image, pixels
+from recarc.data.formats import BLOCK, Block, Format, register
 from recarc.errors import InputError
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
-END = 4096  # bytes at either end of a file that a streamed set is known by
+END = 4096  # bytes at either end of a file by which a streamed set is recognised
 SPLITS = ("train", "test", "validation", "val")
 
 
+@register
 @dataclass(frozen=True)
-class FolderSource(Source):
-    """A folder with one folder a class. `spec` None: classes are the folders' names in sorted order."""
+class Folder(Format):
+    """A folder with one folder per class. `spec` None: the classes are the folders' names in sorted order."""
 
+    preference = 2
+    file_per_image = True
     root: Path
     spec: Spec | None
+
+    @classmethod
+    def layout(cls, spec: Spec) -> str:
+        if spec.streamed:
+            return f"{spec.split_words(spec.evaluation)[-1]}/SYNSET/*.JPEG with all {len(spec.classes)} synset folders"
+        return " and ".join(f"{split}/CLASS/*.png" for split in spec.usual_splits)
+
+    @classmethod
+    def find(cls, root: Path, spec: Spec | None, split: str) -> Folder | None:
+        if spec is None:
+            return cls._find_unnamed(root, split) if root.is_dir() else None
+        words = (word for word in spec.split_words(split) if class_folders(root / word))
+        return next((cls(root / word, spec) for word in words), None)
+
+    @classmethod
+    def _find_unnamed(cls, root: Path, split: str) -> Folder:
+        """SPLIT/CLASS/*, or CLASS/* without splits, which serves as `test` and `all`."""
+        if class_folders(root / split):
+            return cls(root / split, None)
+        if splits := splits_in(root):
+            raise InputError(f"{root} has no folder {split!r} with class folders inside; it has: {', '.join(splits)}")
+        if split not in ("test", "all"):
+            raise InputError(
+                f"{root} has no folder {split!r}; expected {split}/CLASS/images (a folder without splits serves only "
+                "as 'test' and 'all', so that nobody trains on their test set)"
+            )
+        return cls(root, None)
 
     @property
     def where(self) -> str:
@@ -37,14 +66,16 @@ class FolderSource(Source):
     def _scan(self) -> tuple[list[Path], np.ndarray, tuple[str, ...]]:
         folders = class_folders(self.root)
         if not folders:
-            raise InputError(f"{self.root} holds no class folders; expected one folder a class with its images inside")
+            raise InputError(
+                f"{self.root} holds no class folders; expected one folder per class with its images inside"
+            )
         numbers, names = _class_numbers(self.root, folders, self.spec)
         paths: list[Path] = []
         labels: list[int] = []
         for folder, number in zip(folders, numbers):
             inside = _images(folder)
             if not inside:
-                raise InputError(f"{folder} holds no images; put some there (PNG, JPEG, ...) or take the folder out")
+                raise InputError(f"{folder} holds no images; add some (PNG, JPEG, ...) or remove the folder")
             paths += inside
             labels += [number] * len(inside)
         return paths, np.array(labels, dtype=np.int64), names
@@ -57,18 +88,18 @@ class FolderSource(Source):
 
     @cached_property
     def _shape(self) -> tuple[int, int, int]:
-        """Of the first image; colour if any image has it."""
+        """That of the first image; in colour if any image is."""
         if self.spec:
             return self.spec.shape
         first, *rest = self.files()
-        image = _open(first)
-        grey = image[0] and all(_open(path)[0] for path in rest)
-        return (1 if grey else 3), image[1], image[2]
+        grey, height, width = _header(first)
+        grey = grey and all(_header(path)[0] for path in rest)
+        return (1 if grey else 3), height, width
 
     def _large(self) -> bool:
         if self.spec:
             return self.spec.streamed
-        _, height, width = _open(self.files()[0])
+        _, height, width = _header(self.files()[0])
         return min(height, width) >= CROP
 
     def blocks(self) -> Iterator[Block]:
@@ -85,7 +116,7 @@ class FolderSource(Source):
         return FolderReader(self.root, tuple(paths)), labels
 
     def broken(self) -> list[str]:
-        """Decodes every image, and goes on after a broken one."""
+        """Decode every image, continuing after a broken one."""
         out = []
         large = self._large()
         for path in self.files():
@@ -123,27 +154,9 @@ class FolderReader:
         return [(_bytes(self.paths[row]), str(self.paths[row])) for row in rows]
 
 
-def find(root: Path, spec: Spec, split: str) -> Source | None:
-    """SPLIT/CLASS/*.png of a known set."""
-    for word in spec.split_words(split):
-        if class_folders(root / word):
-            return FolderSource(root / word, spec)
-    return None
-
-
-def find_any(root: Path, split: str) -> Source:
-    """A folder of any name: SPLIT/CLASS/*, or CLASS/* without splits, which serves `test` and `all`."""
-    splits = [name for name in SPLITS if class_folders(root / name)]
-    if class_folders(root / split):
-        return FolderSource(root / split, None)
-    if splits:
-        raise InputError(f"{root} has no folder {split!r} with class folders inside; it has: {', '.join(splits)}")
-    if split not in ("test", "all"):
-        raise InputError(
-            f"{root} has no folder {split!r}; expected {split}/CLASS/images (a folder without splits serves only "
-            "'test' and 'all', so that nobody trains on what they test)"
-        )
-    return FolderSource(root, None)
+def splits_in(root: Path) -> list[str]:
+    """The splits that a folder is divided into, if any."""
+    return [name for name in SPLITS if class_folders(root / name)]
 
 
 def class_folders(root: Path) -> list[Path]:
@@ -170,15 +183,15 @@ def _class_numbers(root: Path, folders: list[Path], spec: Spec | None) -> tuple[
         if len(names) != len(spec.classes):
             raise InputError(
                 f"{root} has {len(names)} class folders; imagenet has 1000 synsets, numbered in sorted order: "
-                "complete it, or load the folder by its path to number just these"
+                "complete it, or load the folder by its path to number only these"
             )
         return list(range(len(names))), tuple(names)
     known = {name: i for i, name in enumerate(spec.classes)} | {str(i): i for i in range(len(spec.classes))}
-    strange = [name for name in names if name not in known]
-    if strange:
+    foreign = [name for name in names if name not in known]
+    if foreign:
         raise InputError(
-            f"{root / strange[0]} is no class of {spec.name}; expected names like {', '.join(spec.classes[:3])}, "
-            "or by class index"
+            f"{root / foreign[0]} is not a class of {spec.name}; expected names like {', '.join(spec.classes[:3])}, "
+            "or class indices"
         )
     return [known[name] for name in names], spec.classes
 
@@ -191,7 +204,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _ends(path: Path) -> tuple[int, bytes]:
-    """Size, first and last bytes of a file: what tells another image of the same size apart without reading it all."""
+    """Size, first and last bytes of a file: they distinguish images of the same size without reading all of them."""
     try:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
@@ -204,6 +217,7 @@ def _ends(path: Path) -> tuple[int, bytes]:
         raise InputError(f"cannot read {path}: {error.strerror}; check the file and its permissions") from None
 
 
-def _open(path: Path) -> tuple[bool, int, int]:
+def _header(path: Path) -> tuple[bool, int, int]:
+    """Whether an image is grey, its height and its width."""
     image = open_image(_bytes(path), str(path))
     return image.mode in GREY_MODES, image.height, image.width

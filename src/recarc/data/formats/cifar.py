@@ -1,6 +1,6 @@
-"""CIFAR's official Python archives.
+"""The official Python archives of CIFAR-10 and CIFAR-100.
 
-They are pickles, and a pickle can run code. This reader maps the few globals that the official files use to inert
+They are pickles, and a pickle can run code. This reader replaces the few globals that the official files use by inert
 stand-ins and refuses every other one before anything is called.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from recarc.data.catalog import Spec
-from recarc.data.source import Block, Source
-from recarc.errors import InputError
+from recarc.data.formats import Block, Format, register
+from recarc.errors import InputError, first_line
 
 FOLDER = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 ARCHIVE = {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}
@@ -31,13 +31,29 @@ MEMBERS: dict[str, dict[str, tuple[str, ...]]] = {
 LABELS = {"cifar10": b"labels", "cifar100": b"fine_labels"}
 
 
+@register
 @dataclass(frozen=True)
-class CifarSource(Source):
-    """The batch files of a split: files of a folder, or members of the .tar.gz."""
+class Cifar(Format):
+    """The batch files of a split: in the official folder (or the folder that is it), else in the official .tar.gz."""
 
     spec: Spec
     place: Path
     members: tuple[str, ...]
+
+    @classmethod
+    def layout(cls, spec: Spec) -> str:
+        return f"{FOLDER[spec.name]}/ or {ARCHIVE[spec.name]}" if spec.name in FOLDER else ""
+
+    @classmethod
+    def find(cls, root: Path, spec: Spec | None, split: str) -> Cifar | None:
+        members = MEMBERS.get(spec.name, {}).get(split) if spec else None
+        if spec is None or members is None:
+            return None
+        for folder in (root / FOLDER[spec.name], root):
+            if all((folder / name).is_file() for name in members):
+                return cls(spec, folder, members)
+        archive = root if root.name == ARCHIVE[spec.name] else root / ARCHIVE[spec.name]
+        return cls(spec, archive, members) if archive.is_file() else None
 
     @property
     def where(self) -> str:
@@ -60,25 +76,13 @@ class CifarSource(Source):
                 for name in self.members:
                     member = tar.extractfile(f"{FOLDER[self.spec.name]}/{name}")
                     if member is None:
-                        raise KeyError(f"{name} is no plain file")
+                        raise KeyError(f"{name} is not a plain file")
                     yield name, member.read()
         except (tarfile.TarError, OSError, EOFError, KeyError, zlib.error) as error:
             reason = str(error).strip("'\"")
             raise InputError(
                 f"cannot read {self.place}: {reason}; truncated or another archive, get it again"
             ) from None
-
-
-def find(root: Path, spec: Spec, split: str) -> Source | None:
-    """The official folder (or the folder that is it), else the official .tar.gz."""
-    members = MEMBERS.get(spec.name, {}).get(split)
-    if members is None:
-        return None
-    for folder in (root / FOLDER[spec.name], root):
-        if all((folder / name).is_file() for name in members):
-            return CifarSource(spec, folder, members)
-    archive = root if root.name == ARCHIVE[spec.name] else root / ARCHIVE[spec.name]
-    return CifarSource(spec, archive, members) if archive.is_file() else None
 
 
 def read_batch(raw: bytes, name: str, label_key: bytes) -> Block:
@@ -91,7 +95,7 @@ def read_batch(raw: bytes, name: str, label_key: bytes) -> Block:
     except InputError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"cannot read {name}: {reason}; truncated or not a CIFAR batch, get it again") from None
     if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072 or labels.shape != (len(data),):
         raise InputError(
@@ -139,7 +143,7 @@ def _reconstruct(*_: Any) -> _Array:
 
 
 def _encode(text: str, encoding: str = "") -> bytes:
-    return text.encode("latin1")  # how protocol 2 spells bytes; the official files know no other
+    return text.encode("latin1")  # how pickle protocol 2 spells bytes
 
 
 def _refuse(*_: Any) -> Any:
@@ -163,10 +167,10 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
             raise InputError(
-                f"{self.name} asks to call {module}.{name}, which CIFAR's files never do: refused, nothing was run; "
-                "get the official archive"
+                f"{self.name} asks to call {module}.{name}, which the official files never do: refused, nothing "
+                "was run; get the official archive"
             )
         return _ALLOWED[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
-        raise InputError(f"{self.name} refers to outside objects, which CIFAR's files never do: refused")
+        raise InputError(f"{self.name} refers to external objects, which the official files never do: refused")

@@ -12,23 +12,39 @@ from pathlib import Path
 import numpy as np
 
 from recarc.data.catalog import Spec
-from recarc.data.source import BLOCK, Block, Source
+from recarc.data.formats import Block, Format, in_blocks, register
 from recarc.errors import InputError
 
+SETS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}  # and what torchvision calls their folders
 PREFIX = {"train": "train", "test": "t10k"}
 IMAGES, LABELS = 0x00000803, 0x00000801  # unsigned bytes in three dimensions, in one
 
 
+@register
 @dataclass(frozen=True)
-class IdxSource(Source):
-    """A pair of idx files."""
+class Idx(Format):
+    """A pair of idx files, in a folder or in its `raw` folder, where torchvision puts them."""
 
     images: Path
     labels: Path
 
-    @property
-    def where(self) -> str:
-        return str(self.images)
+    @classmethod
+    def layout(cls, spec: Spec) -> str:
+        if spec.name not in SETS:
+            return ""
+        names = [f"{word}-{kind}-ubyte" for word in PREFIX.values() for kind in ("images-idx3", "labels-idx1")]
+        return f"{', '.join(names[:-1])} and {names[-1]} (.gz or not, also in {SETS[spec.name]}/raw)"
+
+    @classmethod
+    def find(cls, root: Path, spec: Spec | None, split: str) -> Idx | None:
+        if spec is None or spec.name not in SETS or split not in PREFIX:
+            return None
+        for folder in (root, root / "raw"):
+            images = _file(folder, f"{PREFIX[split]}-images", "idx3")
+            labels = _file(folder, f"{PREFIX[split]}-labels", "idx1")
+            if images and labels:
+                return cls(images, labels)
+        return None
 
     def files(self) -> Sequence[Path]:
         return self.images, self.labels
@@ -39,22 +55,9 @@ class IdxSource(Source):
         if len(images) != len(labels):
             raise InputError(
                 f"{self.images} holds {len(images)} images but {self.labels.name} {len(labels)} labels; "
-                "expected as many: the two files belong to different sets"
+                "expected the same number: the two files belong to different sets"
             )
-        for start in range(0, len(images), BLOCK):
-            yield images[start : start + BLOCK, None], labels[start : start + BLOCK].astype(np.int64)
-
-
-def find(root: Path, spec: Spec, split: str) -> Source | None:
-    """The idx files of a split in a folder, or in its `raw` folder as torchvision leaves them."""
-    if spec.name not in ("mnist", "fashion_mnist") or split not in PREFIX:
-        return None
-    for folder in (root, root / "raw"):
-        images = _file(folder, f"{PREFIX[split]}-images", "idx3")
-        labels = _file(folder, f"{PREFIX[split]}-labels", "idx1")
-        if images and labels:
-            return IdxSource(images, labels)
-    return None
+        yield from in_blocks(images[:, None], labels)
 
 
 def _file(folder: Path, stem: str, kind: str) -> Path | None:

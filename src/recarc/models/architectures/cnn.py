@@ -1,13 +1,12 @@
-"""A small convolutional network for 8x8 digits, MNIST-like sets and tests: trains in seconds on a CPU."""
+"""A small convolutional network for 8x8 digits, MNIST-like sets and tests; it trains in seconds on a CPU."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recarc.errors import InputError
 from recarc.models.blocks import init_convolutions
-from recarc.models.spec import check_count
+from recarc.models.registry import check_count
 
 
 class SmallCNN(nn.Module):
@@ -30,7 +29,6 @@ class SmallCNN(nn.Module):
 
 
 def make(classes: int, channels: int, image_size: int, *, width: int = 16, batch_norm: bool = False) -> nn.Module:
+    """`width`: channels of the first convolution; the second has twice as many."""
     check_count("width", width, 1)
-    if not isinstance(batch_norm, bool):
-        raise InputError(f"batch_norm must be true or false, got {batch_norm!r}")
     return SmallCNN(classes, channels, image_size, width, batch_norm)

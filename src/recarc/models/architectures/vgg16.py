@@ -1,7 +1,7 @@
 """VGG-16 with batch norm (Simonyan and Zisserman 2015, configuration D) and one linear layer as its head.
 
-The paper's head of three wide layers is for 224x224 images; on CIFAR a single layer on the 512 pooled
-features is usual, and its 14.7M parameters are the figure that is quoted.
+The paper's head of three wide layers is meant for 224x224 images. On CIFAR a single layer on the 512 pooled features
+is usual; the 14.7M parameters that are quoted for VGG-16 on CIFAR are those of this network.
 """
 
 from __future__ import annotations

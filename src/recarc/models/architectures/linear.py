@@ -1,4 +1,4 @@
-"""One affine map of the pixels: the case in which the best attack is known."""
+"""One affine map of the pixels: the case in which the optimal attack is known."""
 
 from __future__ import annotations
 

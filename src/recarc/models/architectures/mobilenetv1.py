@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recarc.models.blocks import check_choice, conv1x1, conv3x3, global_average, init_convolutions
+from recarc.models.blocks import conv1x1, conv3x3, global_average, init_convolutions
 
+Stem = Literal["cifar", "imagenet"]
 # (output channels, stride) of the thirteen separable layers.
 _LAYERS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
 
@@ -24,7 +27,7 @@ class Separable(nn.Module):
 
 
 class MobileNetV1(nn.Module):
-    def __init__(self, classes: int, channels: int, stem: str) -> None:
+    def __init__(self, classes: int, channels: int, stem: Stem) -> None:
         super().__init__()
         self.conv1 = conv3x3(channels, 32, stride=2 if stem == "imagenet" else 1)
         self.bn1 = nn.BatchNorm2d(32)
@@ -42,7 +45,6 @@ class MobileNetV1(nn.Module):
         return self.fc(global_average(x))
 
 
-def make(classes: int, channels: int, image_size: int, *, stem: str = "cifar") -> nn.Module:
-    """`stem`: "imagenet" is the paper's stride of 2 in the first convolution, "cifar" a stride of 1."""
-    check_choice("stem", stem, ("cifar", "imagenet"))
+def make(classes: int, channels: int, image_size: int, *, stem: Stem = "cifar") -> nn.Module:
+    """`stem`: the stride of the first convolution, 2 as in the paper ("imagenet") or 1 ("cifar")."""
     return MobileNetV1(classes, channels, stem)

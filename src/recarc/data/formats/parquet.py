@@ -1,6 +1,6 @@
 """Parquet files in the Hub's layout: a struct of encoded bytes and path, and a label.
 
-They are read with pyarrow alone: simpler and quicker to start than the `datasets` library, which is kept for fetching.
+They are read with pyarrow alone, which starts faster than the `datasets` library; that one is only used to download.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -18,27 +19,43 @@ from typing import Any
 import numpy as np
 
 from recarc.data.catalog import Spec, owner
-from recarc.data.decode import CROP, GREY_MODES, open_image, pixels
-from recarc.data.source import BLOCK, Block, Source
-from recarc.data.streaming import Reader
-from recarc.errors import InputError
+from recarc.data.decode import CROP, GREY_MODES, Reader, open_image, pixels
+from recarc.data.formats import BLOCK, Block, Format, register
+from recarc.errors import InputError, first_line
 
-KEPT = 256 * 2**20  # bytes of encoded images that a reader holds on to
+KEPT = 256 * 2**20  # bytes of encoded images that a reader keeps in memory
 SPLIT_WORD = re.compile(r"(?:^|[-_.])(train|test|validation|val|extra)(?=[-_.]|$)")
 IMAGE_COLUMNS = ("img", "image", "images")
 LABEL_COLUMNS = ("label", "labels", "fine_label")
 
 
+@register
 @dataclass(frozen=True)
-class ParquetSource(Source):
-    """The Parquet files of a split, in the order of their names. `spec` None: shape and classes are read off."""
+class Parquet(Format):
+    """The Parquet files of a split, in the order of their names. `spec` None: shape and classes are read from them."""
 
+    preference = 0
     paths: tuple[Path, ...]
     spec: Spec | None
 
+    @classmethod
+    def layout(cls, spec: Spec) -> str:
+        return " and ".join(f"{split}*.parquet" for split in spec.usual_splits) + " in the Hub's layout"
+
+    @classmethod
+    def find(cls, root: Path, spec: Spec | None, split: str) -> Parquet | None:
+        """Files named after the split, or in a folder named after it; `root` may be one such file."""
+        if spec is None:
+            words = {"val": ("val", "validation"), "validation": ("validation", "val")}.get(split, (split,))
+            paths = _find_paths(root, words, None, split in ("test", "all"))
+        else:
+            paths = _find_paths(root, spec.split_words(split), spec, split == spec.evaluation)
+        return cls(tuple(paths), spec) if paths else None
+
     @property
     def where(self) -> str:
-        return str(self.paths[0]) if len(self.paths) == 1 else f"{self.paths[0].parent} ({len(self.paths)} files)"
+        more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
+        return f"{self.paths[0]}{more}"
 
     def files(self) -> Sequence[Path]:
         return self.paths
@@ -76,7 +93,7 @@ class ParquetSource(Source):
 
 
 class ParquetReader:
-    """Random access by row group, from any thread; the last groups stay in memory, up to `KEPT` bytes of images."""
+    """Random access by row group, from any thread; recent groups stay in memory, up to `KEPT` bytes of images."""
 
     def __init__(self, paths: Sequence[Path], spec: Spec | None) -> None:
         self.paths, self.spec = tuple(paths), spec
@@ -109,21 +126,21 @@ class ParquetReader:
         return out
 
     def _group(self, index: int) -> list[tuple[bytes, str]]:
-        found = self._recent.get(index)
-        if found is not None:
-            return found
+        recent = self._recent.get(index)
+        if recent is not None:
+            return recent
         number, group, _ = self._groups[index]
         path = self.paths[number]
         first = int(self._starts[index] - self._starts[self._first_groups[number]])
         with _Table(path, self.spec) as table:
             encoded = table.group(group)
-        found = [(data, _row_name(path, first + i, name)) for i, (data, name) in enumerate(encoded)]
-        self._recent.put(index, found)
-        return found
+        named = [(data, _row_name(path, first + i, name)) for i, (data, name) in enumerate(encoded)]
+        self._recent.put(index, named)
+        return named
 
 
 class _Recent:
-    """The row groups used last, `KEPT` bytes of them or a single one; safe to use from several threads."""
+    """The most recently used row groups: up to `KEPT` bytes, or a single group. Safe to share between threads."""
 
     def __init__(self) -> None:
         self._groups: OrderedDict[int, list[tuple[bytes, str]]] = OrderedDict()
@@ -131,7 +148,7 @@ class _Recent:
         self._lock = Lock()
 
     def __reduce__(self) -> tuple[type[_Recent], tuple[()]]:
-        return _Recent, ()  # another process begins with none
+        return _Recent, ()  # another process starts with none
 
     def get(self, index: int) -> list[tuple[bytes, str]] | None:
         with self._lock:
@@ -159,7 +176,7 @@ class _Table:
         import pyarrow.parquet as pq
 
         self.path = path
-        with self._guard():
+        with _one_line_errors(path):
             self.file = pq.ParquetFile(path)
         columns = self.file.schema_arrow.names
         wanted = (spec.label_column, *LABEL_COLUMNS[:2]) if spec else LABEL_COLUMNS
@@ -177,26 +194,23 @@ class _Table:
     def __exit__(self, *_: object) -> None:
         self.file.close()
 
-    def _guard(self) -> _Guard:
-        return _Guard(self.path)
-
     def batches(self, size: int = BLOCK) -> Iterator[tuple[list[tuple[bytes, str]], np.ndarray]]:
         iterator = self.file.iter_batches(batch_size=size, columns=[self.image, self.label])
         while True:
-            with self._guard():
+            with _one_line_errors(self.path):
                 batch = next(iterator, None)
             if batch is None:
                 return
             yield self._encoded(batch.column(self.image)), self._labels(batch.column(self.label))
 
     def group(self, index: int) -> list[tuple[bytes, str]]:
-        with self._guard():
+        with _one_line_errors(self.path):
             table = self.file.read_row_group(index, columns=[self.image]).combine_chunks()
         chunks = table.column(self.image).chunks
         return [item for chunk in chunks for item in self._encoded(chunk)]
 
     def all_labels(self) -> np.ndarray:
-        with self._guard():
+        with _one_line_errors(self.path):
             column = self.file.read(columns=[self.label]).column(self.label)
         return self._labels(column)
 
@@ -205,7 +219,7 @@ class _Table:
         return [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
 
     def footer_hash(self) -> str:
-        """Size and footer: the footer holds the place, size and range of every column of every row group."""
+        """Of size and footer; the footer holds the offset, size and range of every column of every row group."""
         size = self.path.stat().st_size
         with self.path.open("rb") as file:
             file.seek(size - 8)
@@ -226,10 +240,10 @@ class _Table:
             names = column.field("path").to_pylist()
         except (KeyError, AttributeError, ValueError):
             raise InputError(
-                f"column {self.image} of {self.path} is no struct of bytes and path as on the Hub"
+                f"column {self.image} of {self.path} is not a struct of bytes and path as on the Hub"
             ) from None
         if any(item is None for item in data):
-            raise InputError(f"{self.path} holds paths without image bytes; write it with the images embedded")
+            raise InputError(f"{self.path} holds paths without image bytes; write it with embedded images")
         return list(zip(data, (name or "" for name in names)))
 
     def _labels(self, column: Any) -> np.ndarray:
@@ -239,45 +253,33 @@ class _Table:
             return np.asarray(column.to_numpy(), dtype=np.int64).copy()
         except ValueError:
             raise InputError(
-                f"column {self.label} of {self.path} holds no whole numbers; expected class indices"
+                f"column {self.label} of {self.path} does not hold integers; expected class indices"
             ) from None
 
 
-class _Guard:
-    """Turns what Arrow raises on a damaged file into one line."""
+@contextmanager
+def _one_line_errors(path: Path) -> Iterator[None]:
+    """Replace what Arrow raises on a damaged file."""
+    import pyarrow as pa
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        import pyarrow as pa
-
-        if isinstance(error, (pa.ArrowException, OSError, MemoryError)):
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise InputError(
-                f"cannot read {self.path}: {reason.rstrip('. ')}; truncated or no Parquet file, get it again"
-            ) from None
+    try:
+        yield
+    except (pa.ArrowException, OSError, MemoryError) as error:
+        raise InputError(
+            f"cannot read {path}: {first_line(error).rstrip('. ')}; truncated or not a Parquet file, get it again"
+        ) from None
 
 
 def _row_name(path: Path, row: int, name: str) -> str:
     return f"{path} row {row}" + (f" ({name})" if name else "")
 
 
-def find(root: Path, spec: Spec, split: str) -> Source | None:
-    """The Parquet files of a split: named after it, or in a folder named after it; `root` may be one such file."""
-    paths = find_paths(root, spec.split_words(split), spec.hub_config, spec, split == spec.evaluation)
-    return ParquetSource(tuple(paths), spec) if paths else None
-
-
-def find_paths(root: Path, words: Sequence[str], config: str | None, spec: Spec | None, evaluation: bool) -> list[Path]:
-    """Parquet files for these words of a split. Files that name no split at all serve the evaluation split."""
+def _find_paths(root: Path, words: Sequence[str], spec: Spec | None, evaluation: bool) -> list[Path]:
+    """Parquet files for these names of a split. Files that name no split at all serve as the evaluation split."""
     if root.suffix == ".parquet" and root.is_file():
         named_split = SPLIT_WORD.findall(root.stem.lower())
         return [root] if (named_split[-1] in words if named_split else evaluation) else []
-    folders = [root, root / "data", *([root / config] if config else [])]
+    folders = [root, root / "data", *([root / spec.hub_config] if spec and spec.hub_config else [])]
     for folder in folders:
         files = [p for p in _parquet(folder) if spec is None or owner(p.stem) in (None, spec)]
         split_of = {path: SPLIT_WORD.findall(path.stem.lower()) for path in files}
