@@ -251,8 +251,11 @@ def test_a_label_and_a_line_of_python_for_every_attack(attack: Attack, label: st
 
 def test_no_line_of_python_where_it_would_say_less_than_the_run() -> None:
     run = run_of(ARC())
-    run.configuration["attack"] = "mymodule:my_attack"
-    assert run.command() == "" and run.label == "mymodule:my_attack"
+    for attack in ("mymodule:my_attack", {"function": "mymodule:my_attack", "code": "127e9231"}):
+        run.configuration["attack"] = attack
+        assert run.command() == "" and run.label == "mymodule:my_attack"
+    run.configuration["attack"] = {"class": "MyAttack", "class_code": "127e9231", "tries": 2}
+    assert ", MyAttack(tries=2), data, " in run.command()
 
 
 @pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")

@@ -30,7 +30,10 @@ class Run:
     @property
     def attack(self) -> Json:
         config = self.configuration.get("attack")
-        return config if isinstance(config, dict) else {"class": str(config or "attack")}
+        if isinstance(config, dict) and "class" in config:
+            return config
+        function = config.get("function") if isinstance(config, dict) else config
+        return {"class": str(function or "attack")}
 
     @property
     def label(self) -> str:
@@ -98,8 +101,8 @@ def _python(value: Any) -> str:
         return f"[{', '.join(map(_python, value))}]"
     if not isinstance(value, dict):
         return repr(value)
-    knobs = (f"{name}={_python(knob)}" for name, knob in value.items() if name != "class" and knob is not None)
-    return f"{value.get('class')}({', '.join(knobs)})"
+    knobs = {name: knob for name, knob in value.items() if name not in ("class", "class_code") and knob is not None}
+    return f"{value.get('class')}({', '.join(f'{name}={_python(knob)}' for name, knob in knobs.items())})"
 
 
 def load_runs(paths: Sequence[str | Path]) -> list[Run]:
