@@ -20,7 +20,6 @@ from recarc.cli.demo import demo
 from recarc.cli.evaluate import evaluate
 from recarc.cli.import_ import import_
 from recarc.cli.report import report
-from recarc.cli.reproduce import reproduce
 from recarc.cli.show import show
 from recarc.cli.sweep import sweep
 from recarc.cli.theory import theory
@@ -34,7 +33,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "import": import_,
     "report": report,
-    "reproduce": reproduce,
     "show": show,
     "sweep": sweep,
     "theory": theory,
@@ -136,13 +134,13 @@ def _show_warning(
         tell(warnings.formatwarning(message, category, filename, lineno).rstrip())
 
 
-def run(arguments: Sequence[str]) -> int:
-    """The exit code of a command line."""
+def run(arguments: Sequence[str], program: typer.Typer = app, name: str = "recarc") -> int:
+    """The exit code of a command line of this or another program whose commands are `guarded`."""
     verbose = "--verbose" in arguments
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            app(["--verbose"] * verbose + [a for a in arguments if a != "--verbose"], prog_name="recarc")
+            program(["--verbose"] * verbose + [a for a in arguments if a != "--verbose"], prog_name=name)
         except Failed as failed:
             if verbose and failed.__cause__ is not None:
                 traceback.print_exception(failed.__cause__)

@@ -8,6 +8,7 @@ import typer
 
 from recarc.cli.output import print_json
 
+EPS = {"linf": "8/255", "l2": "128/255"}
 zoo = typer.Typer(name="zoo", help="Trained ensembles that come with the package.", no_args_is_help=True)
 
 
@@ -19,14 +20,13 @@ def list_ensembles(
 
     Example: `recarc zoo list`, then `recarc evaluate zoo:bat-resnet20-linf --data cifar10 --eps 8/255`
     """
-    from recarc.experiments.catalog import command_for, ensembles
     from recarc.zoo import entries, folder
 
     here = entries()
     for entry in here:
         folder(entry.name)  # every file is compared with its hash
     shipped = {entry.made for entry in here}
-    others = {made.name: command_for(made) for made in ensembles() if made.name not in shipped and not made.package}
+    others = {name: command for name, command in train_commands().items() if name not in shipped}
     if json_:
         print_json({"ensembles": [entry.to_json() for entry in here], "made_by_recipe": others})
         return
@@ -43,3 +43,16 @@ def list_ensembles(
     for name, command in others.items():
         made.add_row(name, command)
     console.print(made)
+
+
+def train_commands() -> dict[str, str]:
+    """The commands that train the ensembles of the paper on CIFAR-10; on other data, change --data."""
+    pairs = [
+        ("bat", arch, norm) for arch in ("resnet20", "mobilenetv1", "vgg16", "resnet18", "wrn28_4") for norm in EPS
+    ]
+    found = {}
+    for method, arch, norm in [*pairs, *((method, "resnet20", "") for method in ("dverge", "adp", "trs"))]:
+        name = "-".join(part for part in (method, "cifar10", arch, norm) if part)
+        ball = f" --norm {norm} --eps {EPS[norm]}" if norm else ""
+        found[name] = f"recarc train {method} --data cifar10 --arch {arch}{ball} --out {name}"
+    return found
