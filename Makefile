@@ -18,7 +18,7 @@ paper: $(STAMP)
 
 # The speed of the attacks on this machine, beside the usual code.
 bench: $(STAMP)
-	$(BIN)/python -m paper bench attacks $(OPTIONS)
+	$(BIN)/python -m paper bench-attacks $(OPTIONS)
 
 # Foolbox, ART, AutoAttack and others, for the tests of the adapters; without them those tests are skipped. Some ask for
 # a torchvision or a torch of their own and are installed without their dependencies.

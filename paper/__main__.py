@@ -10,10 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from paper import costs
-from paper.claims import judge
-from paper.items import ITEMS, item_named, rows_of
+from paper.items import ITEMS, item_named, parts_of, rows_of
 from paper.measure import measure
-from paper.pages import costs_table, gathered, render
+from paper.pages import claims_of, costs_table, gathered, render
 from paper.queue import print_queue
 from paper.recipe import Item, Row
 from paper.scale import FULL, TOY
@@ -30,7 +29,7 @@ PRESETS = ("quick", "standard", "thorough", "none")
 
 
 def paper(
-    item: Annotated[str | None, typer.Argument(help="table1 ... table5, figure1 ... figure11; see --list.")] = None,
+    item: Annotated[str | None, typer.Argument(help="table1, figure1, bench-attacks, ...; see --list.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the items: data, cost, what has been measured.")] = False,
     claims: Annotated[bool, typer.Option("--claims", help="Judge the paper's claims by the results.")] = False,
     render_: Annotated[bool, typer.Option("--render", help="Write the documents in DOCS from the results.")] = False,
@@ -75,7 +74,7 @@ def paper(
 
     On several GPUs: `torchrun --nproc-per-node=8 -m paper table2 --only imagenet-linf --train-only`
 
-    Benchmarks: `python -m paper bench --help`
+    A benchmark: `python -m paper bench-attacks --only arc --limit 512`
     """
     if recipe not in ("fast", "paper"):
         raise unknown("recipe", recipe, ("fast", "paper"))
@@ -107,22 +106,24 @@ def paper(
         precision=precision,
         epochs=epochs,
     )
-    if not only:
+    parts = parts_of(wanted, only or ())
+    if rows and not only:
         rows = setup.available(rows)
+        parts = [row.name for row in rows]
     setup.check_epochs(wanted, rows)
     with training_errors():
         if train_only:
             _train(wanted, rows, setup)
             return
-        result = measure(wanted, rows, setup, folder, progress=not quiet)
+        result = measure(wanted, setup, folder, parts, progress=not quiet)
     if json_:
-        print_json({"results": str(folder / f"{item}.json"), **asdict(result)})
+        print_json({"results": str(folder / f"{result.item}.json"), **asdict(result)})
     elif not quiet:
         for grid in grids(result):
             grid.print(result.title)
-        to_stderr(f"kept in {folder / f'{item}.json'}; rerun the command to add to it")
+        to_stderr(f"kept in {folder / f'{result.item}.json'}; rerun the command to add to it")
         if item == "throughput":
-            print(f"\n{costs_table(result)}")
+            print(f"\n{costs_table({item: [result]})}")
 
 
 def _check_numbers(tight: str | None, limit: int | None, epochs: float | None) -> None:
@@ -159,7 +160,7 @@ def _show(
     if list_:
         _list(folder, recipe, data_dir, as_json)
     elif claims:
-        judged = judge({name: found for name, found in gathered(folder).items() if found.rows})
+        judged = claims_of(gathered(folder))
         if as_json:
             print_json({"claims": [asdict(claim) for claim in judged]})
         else:
@@ -176,16 +177,16 @@ def _list(folder: Path, recipe: str, data_dir: Path | None, as_json: bool) -> No
     entries: list[dict[str, Any]] = []
     measured = gathered(folder)
     for name, item in ITEMS.items():
-        done = [row for row in measured[name].rows if row.row in {r.name for r in item.rows} or not item.rows]
+        done = [row.row for found in measured[name] for row in found.rows]
         entries.append(
             {
                 "item": name,
                 "title": item.title,
                 "data": {data: states[data] for data in item.data},
-                "rows": [row.name for row in item.rows],
+                "rows": parts_of(item),
                 "ensembles": [ensemble.name for ensemble in item.ensembles],
                 "cost": costs.shown(item, recipe),
-                "measured": [row.row for row in done],
+                "measured": done,
             }
         )
     if as_json:
@@ -200,10 +201,6 @@ def _list(folder: Path, recipe: str, data_dir: Path | None, as_json: bool) -> No
 
 def main(arguments: list[str]) -> int:
     """The exit code: 0 done, 2 bad input, 3 interrupted and resumable, 1 anything else."""
-    if arguments[:1] == ["bench"]:
-        from paper.bench import app as bench
-
-        return run(arguments[1:], bench, "python -m paper bench")
     return run(arguments, app, "python -m paper")
 
 

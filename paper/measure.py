@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from paper import results
 from paper.costs import LARGE, MMACS
@@ -36,15 +37,23 @@ from recarc.runtime import COARSE
 FEW = 16  # images; padding so few to a whole tile would cost more than it saves
 
 
-def measure(item: Item, rows: list[Row], setup: Setup, folder: Path, progress: bool = True) -> ItemResult:
-    """Measure rows of an item into `folder`, and draw its figure there."""
-    if item.measure is not None:
-        for row in item.measure(setup, folder):
-            results.add_row(folder, item.name, item.title, row, [])
-        return results.read(folder, item.name, item.title)
-    result = ItemRun(item, rows, setup, folder, progress).run()
+def measure(item: Item, setup: Setup, folder: Path, parts: list[str], progress: bool = True) -> ItemResult:
+    """Measure these rows of an item into `folder`, and draw its figure there."""
+    if item.measure is None:
+        rows = [row for row in item.rows if row.name in parts]
+        result = ItemRun(item, rows, setup, folder, progress).run()
+    else:
+        name = item.name if item.page == "results" else f"{item.name}-{machine_name(setup.device)}"
+        result = results.read(folder, name, item.title)
+        for found in item.measure(setup, folder, parts):
+            result = results.add_row(folder, name, item.title, found, [])
     draw(item, result, folder)
     return result
+
+
+def machine_name(device: torch.device) -> str:
+    """h200 or cpu, for the file names of benchmarks."""
+    return torch.cuda.get_device_name(device).split()[-1].lower() if device.type == "cuda" else device.type
 
 
 @dataclass

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from paper import results
-from paper.claims import judge
+from paper.bench.throughput import ATTACK, NETS, TRAINING
+from paper.claims import Judged, judge
 from paper.costs import attack_passes, training_passes
 from paper.items import ITEMS
-from paper.items.machine import ATTACK, NETS, TRAINING
-from paper.plots import draw, draw_scaling
+from paper.plots import draw
 from paper.recipe import Item, Row
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import Grid, grids
@@ -19,7 +19,7 @@ from recarc.errors import InputError
 
 END = "<!-- end -->"
 GPUS = 8
-IMAGENET_IMAGES, IMAGENET_STEPS = 50_000, 50  # full ImageNet as in the paper, M = 2
+Measured = dict[str, list[ItemResult]]  # by item
 RESULTS_HEAD = """# Results
 
 Written by `python -m paper --render` from the files in `paper/results/`; do not edit by hand. Accuracies are in percent
@@ -37,7 +37,7 @@ run on. Commands are quoted as they were run; what was `recarc reproduce` then i
 """
 SPEED_HEAD = """# Performance
 
-Written by `python -m paper --render` from the files in `paper/results/bench/`; do not edit by hand.
+Written by `python -m paper --render` from the files `paper/results/bench-*.json`; do not edit by hand.
 
 What makes a run fast. In the attacks: samples that cannot get any worse leave the batch, and so do those that did not
 change in a whole iteration of ARC, since the next would repeat it; one backward pass per plane (the difference of two
@@ -54,45 +54,39 @@ member, M^2 + 2M forward passes per iteration, every sample to the end.
 
 Benchmarks time the attack alone; accuracies come from `recarc.evaluate`, which judges in float32. Where no evaluation
 of the same attack on the same images exists, the cell is empty. Commands are quoted as they were run; the scripts of
-`benchmarks/` are `python -m paper bench` now.
-
-In the tables of attacks, ratio is to the first row of the group; forward and backward count images through a member.
-The share of FLOP/s is that of a large matrix product in the precision of the row, the share of bytes/s that of a large
-copy, in percent, both measured in the same run. GiB is beyond what the rows above left allocated (rows of one precision
-share captured graphs).
+`benchmarks/` are the items `bench-...` of `python -m paper` now.
 """
+HEADS = {"results": RESULTS_HEAD, "performance": SPEED_HEAD}
 
 
 def render(folder: Path, docs: Path) -> list[Path]:
     """Draw the figures beside the results and write the documents; returns what was written."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder of results; expected files that `python -m paper ITEM` wrote")
-    measured, speed = gathered(folder), benchmarks(folder / "bench")
-    for name, item in ITEMS.items():
-        draw(item, measured[name], folder)
-    for bench in speed:
-        if bench.item.startswith("scaling"):
-            draw_scaling(bench, folder / "bench")
+    measured = gathered(folder)
+    for name, found in measured.items():
+        for result in found:
+            draw(ITEMS[name], result, folder)
     docs.mkdir(parents=True, exist_ok=True)
-    pages = {"results.md": results_page(measured, folder, docs)}
-    if speed:
-        pages["performance.md"] = performance_page(speed, folder / "bench", docs)
-    for name, text in pages.items():
-        (docs / name).write_text(text, encoding="utf-8")
-    parts = {"headline": headline(measured), "costs": costs_table(measured["throughput"])}
+    written = []
+    for name in ("results", "performance"):
+        written.append(docs / f"{name}.md")
+        written[-1].write_text(page(name, measured, folder, docs), encoding="utf-8")
+    parts = {"headline": headline(measured), "costs": costs_table(measured)}
     marked = [path for path in (docs.parent / "README.md", *sorted(docs.glob("*.md"))) if path.exists()]
-    changed = [path for path in marked if fill(path, parts)]
-    return [*(docs / name for name in pages), *changed]
+    return [*written, *(path for path in marked if fill(path, parts))]
 
 
-def gathered(folder: Path) -> dict[str, ItemResult]:
-    """Every item by name. A row that one item measured counts for every item that asks the same question.
+def gathered(folder: Path) -> Measured:
+    """What was measured of every item; of a benchmark on every machine, GPUs first.
 
-    A row of the item's own stays; otherwise it is the one on the most images.
+    A row that one item measured counts for every item that asks the same question. A row of the item's own stays;
+    otherwise it is the one on the most images.
     """
-    found = {name: results.read(folder, name, item.title) for name, item in ITEMS.items()}
+    found: dict[str, ItemResult] = {}
     measured: dict[str, list[RowResult]] = {}
     for name, item in ITEMS.items():
+        found[name] = results.read(folder, name, item.title)
         for row in item.rows:
             own = found[name].row(row.name)
             measured.setdefault(_question(row), []).extend([own] if own is not None else [])
@@ -103,7 +97,12 @@ def gathered(folder: Path) -> dict[str, ItemResult]:
             if found[name].row(row.name) is None and others:
                 best = max(others, key=lambda other: other.images)
                 found[name] = found[name].with_row(replace(best, row=row.name), order)
-    return found
+    gathered = {name: [result] if result.rows else [] for name, result in found.items()}
+    for name, item in ITEMS.items():
+        if item.page == "performance":
+            machines = [results.read(folder, path.stem) for path in sorted(folder.glob(f"{name}-*.json"))]
+            gathered[name] = sorted(machines, key=lambda result: "CPU" in result.rows[0].hardware)
+    return gathered
 
 
 def _question(row: Row) -> str:
@@ -111,128 +110,61 @@ def _question(row: Row) -> str:
     return repr(replace(row, name=""))
 
 
-def benchmarks(folder: Path) -> list[ItemResult]:
-    """Everything in the folder of benchmarks: attacks, then scaling, then training; GPUs first."""
-    found = [results.read(folder, path.stem) for path in folder.glob("*.json")]
-    return sorted(found, key=lambda bench: (bench.item.partition("-")[0], "CPU" in bench.rows[0].hardware, bench.item))
+def claims_of(measured: Measured) -> list[Judged]:
+    return judge({name: found[0] for name, found in measured.items() if found})
 
 
-def results_page(found: dict[str, ItemResult], folder: Path, docs: Path) -> str:
-    measured = {name: result for name, result in found.items() if result.rows}
-    parts = [RESULTS_HEAD, "## The claims\n", "\n".join(claim.markdown() for claim in judge(measured)) + "\n"]
-    for name, item in ITEMS.items():
-        if name in measured:
-            parts.append(_section(item, measured[name], folder, docs))
-    missing = [name for name in ITEMS if name not in measured]
+def page(name: str, measured: Measured, folder: Path, docs: Path) -> str:
+    """The document of this name."""
+    parts = [HEADS[name]]
+    if name == "results":
+        parts += ["## The claims\n", "\n".join(claim.markdown() for claim in claims_of(measured)) + "\n"]
+    items = [item for item in ITEMS.values() if item.page == name]
+    for item in items:
+        for i, result in enumerate(measured[item.name]):
+            parts.append(_section(item, result, folder, docs, first=i == 0))
+    missing = [item.name for item in items if not measured[item.name]]
     if missing:
         parts.append(f"## Not measured yet\n\n{', '.join(missing)}: `python -m paper ITEM` measures them.\n")
     return "\n".join(parts)
 
 
-def _section(item: Item, result: ItemResult, folder: Path, docs: Path) -> str:
-    lines = [f"## {item.name}: {item.title}\n"]
+def _section(item: Item, result: ItemResult, folder: Path, docs: Path, first: bool = True) -> str:
+    machine = f", on {result.rows[0].hardware}" if item.page == "performance" else ""
+    lines = [f"## {item.name}: {item.title}{machine}\n"]
     lines += [f"The paper: {claim}.\n" for claim in item.claims]
-    lines += [f"{item.note}\n"] if item.note else []
+    lines += [f"{item.note}\n"] if item.note and first else []
     for grid in grids(result):
         lines += [f"{grid.title}\n"] if grid.title else []
         lines.append(grid.markdown() + "\n")
-    for picture in sorted(folder.glob(f"{item.name}.png")) + sorted(folder.glob(f"{item.name}-*.png")):
-        if picture.stem == item.name or picture.stem[len(item.name) + 1 :] in {row.row for row in result.rows}:
-            lines.append(f"![{picture.stem}]({_link(picture, docs)})\n")
+    for picture in sorted(folder.glob(f"{result.item}.png")) + sorted(folder.glob(f"{result.item}-*.png")):
+        if picture.stem == result.item or picture.stem[len(item.name) + 1 :] in {row.row for row in result.rows}:
+            link = os.path.relpath(picture, docs).replace(os.sep, "/")
+            lines.append(f"![{picture.stem}]({link})\n")
     absent = [row.name for row in item.rows if result.row(row.name) is None]
     lines += [f"Not measured yet: {', '.join(absent)}.\n"] if absent else []
-    lines.append("\n".join(f"- {_provenance(row)}" for row in result.rows) + "\n")
+    sources: dict[str, list[str]] = {}
+    for row in result.rows:
+        sources.setdefault(_provenance(row), []).append(row.row)
+    for source, rows in sources.items():
+        names = "; ".join(rows) if len(sources) > 1 or len(rows) == 1 else "all rows"
+        lines.append(f"- {names}: {source}")
+    lines.append("")
     return "\n".join(lines)
 
 
-def _link(path: Path, docs: Path) -> str:
-    return os.path.relpath(path, docs).replace(os.sep, "/")
-
-
 def _provenance(row: RowResult) -> str:
-    alpha = f"; alpha: {row.alpha_chosen_by}" if row.alpha_chosen_by else ""
     recipe = f" ({row.recipe})" if row.recipe else ""
+    ball = f"{row.norm} eps {row.eps}" if row.norm else ""
+    problem = ", ".join(part for part in (f"{row.ensemble}{recipe}", row.data, ball) if part)
+    alpha = f"alpha: {row.alpha_chosen_by}" if row.alpha_chosen_by else ""
     search = f", searched in {row.precision}" if row.precision not in ("", "float32") else ""
-    ball = f", {row.norm} eps {row.eps}" if row.norm else ""
+    took = f"{row.seconds:.0f} s on {row.hardware}" if row.seconds or row.recipe else f"on {row.hardware}"
     commit = " and ".join(known[:10] for known in (row.commit or "no commit known").split(" and "))
-    return (
-        f"{row.row}: {row.ensemble}{recipe}, {row.data}{ball}{alpha}; {row.seconds:.0f} s on {row.hardware}{search}, "
-        f"{row.date}, {commit}; `{row.command}`" + (f". {row.note}" if row.note else "")
+    text = "; ".join(
+        part for part in (problem, alpha, f"{took}{search}, {row.date}, {commit}", f"`{row.command}`") if part
     )
-
-
-def performance_page(speed: list[ItemResult], folder: Path, docs: Path) -> str:
-    sections = {"attacks": _attacks, "scaling": _scaling, "training": _training}
-    parts = [SPEED_HEAD]
-    for bench in speed:
-        first = bench.rows[0]
-        lines = [f"## {bench.title}, on {first.hardware}", "", *sections[bench.item.partition("-")[0]](bench)]
-        picture = folder / f"{bench.item}.png"
-        if picture.exists():
-            lines += ["", f"![Growth of the cost]({_link(picture, docs)})"]
-        parts.append("\n".join([*lines, "", f"`{first.command}`, commit {first.commit}, {first.date}.", ""]))
-    return "\n".join(parts)
-
-
-def _attacks(bench: ItemResult) -> list[str]:
-    first, facts = bench.rows[0], bench.facts
-    problem = f"{first.ensemble}, {first.images} images, K = {facts['steps']}, {first.norm}, eps {first.eps}."
-    lines = [problem, "", grids(bench)[0].markdown()]
-    one = facts.get("one_forward_backward_gib")
-    if one is not None:
-        lines += ["", f"One forward and backward pass of a plain member on as many images: {one:.2f} GiB."]
-    notes = list(dict.fromkeys(row.note for row in bench.rows if row.note))
-    return [*lines, *(text for note in notes for text in ("", f"{note}."))]
-
-
-def _scaling(bench: ItemResult) -> list[str]:
-    first, facts = bench.rows[0], bench.facts
-    cells = []
-    for row in bench.rows:
-        slope = row.figure("exponent")
-        label = row.row if row.images == first.images else f"{row.row} ({row.images} images)"
-        points = ", ".join(f"{size:g}: {took:.3g}" for size, took in row.curve("seconds"))
-        cells.append([label, points, f"{slope.measured:.2f}" if slope else "-"])
-    grid = Grid(
-        "", ["axis", "seconds at size", "exponent"], [c for c, r in zip(cells, bench.rows) if r.row != "imagenet"]
-    )
-    lines = [
-        f"Seconds of one iteration of ARC with G = {facts['planes']}, {first.precision}, ResNet-20 members, nothing "
-        f"fooled. Unless the axis says otherwise: M = 2, C = 10, 32 x 32 pixels, {first.images} images.",
-        "",
-        grid.markdown(),
-    ]
-    worked = bench.row("imagenet")
-    return [*lines, "", *_imagenet(worked)] if worked else lines
-
-
-def _imagenet(row: RowResult) -> list[str]:
-    """The worked estimate: measured seconds per image and iteration, times images and iterations."""
-    ((count, took),) = row.curve("seconds")
-    each = took / count
-    whole = each * IMAGENET_IMAGES * IMAGENET_STEPS
-    return [
-        f"Full ImageNet, worked out: one iteration of ARC (G = 4) on {count:g} images of 224 x 224 with 1000 classes "
-        f"and two ResNet-18s takes {took:.3g} s, that is {1000 * each:.3g} ms per image. {IMAGENET_IMAGES} images x "
-        f"{IMAGENET_STEPS} iterations x {1000 * each:.3g} ms = {_duration(whole)} on one device if no sample were ever "
-        "dropped; samples on which every member is fooled leave early, so this is an upper bound. Shards are "
-        "independent and only the final records are exchanged, so eight devices take about "
-        f"{_duration(whole / 8)} plus start-up.",
-    ]
-
-
-def _training(bench: ItemResult) -> list[str]:
-    text = (
-        f"Adversarial training with PGD-7 at batch {bench.facts['batch']}: milliseconds per step and member "
-        "(fastest-slowest) against a plain eager loop in PyTorch's default precision in the same run."
-    )
-    return [text, "", grids(bench)[0].markdown()]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return text + (f". {row.note}" if row.note else "")
 
 
 # The table of the README: the row of the item `tight`, and where else its figures are until that has been measured.
@@ -246,12 +178,12 @@ HEADLINE: dict[str, list[tuple[str, str, float | None]]] = {
 }
 
 
-def headline(found: dict[str, ItemResult]) -> str:
+def headline(measured: Measured) -> str:
     """AdaptivePGD, ARC, tight and floor of the ensembles that the README begins with."""
     cells = []
     for label, places in HEADLINE.items():
         for name, row_name, x in places:
-            row = found[name].row(row_name)
+            row = next((row for result in measured[name] for row in result.rows if row.row == row_name), None)
             figures = [row.figure(column, x) for column in ("APGD", "ARC", "tight", "floor")] if row else [None]
             if row is not None and None not in figures:
                 apgd, arc, tight, floor = (f"{f.measured:.2f}" for f in figures if isinstance(f, Figure))
@@ -261,9 +193,9 @@ def headline(found: dict[str, ItemResult]) -> str:
     return Grid("", header, cells).markdown()
 
 
-def costs_table(measured: ItemResult) -> str:
+def costs_table(measured: Measured) -> str:
     """Hours for the rows of Table 2 that need data of the user's own, at the measured throughput."""
-    speeds = {row.row: row for row in measured.rows}
+    speeds = {row.row: row for result in measured["throughput"] for row in result.rows}
     if set(NETS) - set(speeds):
         return "Not measured yet: `python -m paper throughput` on the machine in question, then `--render`."
     header = ["row of table2", "training, one GPU [h]", "training, 8 GPUs [h]", "attacks, one GPU [h]"]

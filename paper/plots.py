@@ -12,7 +12,7 @@ from torch import Tensor
 from paper.costs import MMACS
 from paper.recipe import Item
 from paper.results import ItemResult, RowResult
-from paper.tables import is_matrix, is_sweep, matrix_of
+from paper.tables import is_matrix, matrix_of, positions
 from recarc.atomic import replacing
 from recarc.attacks import Attack
 from recarc.data.imageset import ImageSet
@@ -39,26 +39,29 @@ MANY = 5  # curves; the legend of more would hide some of them
 
 def draw(item: Item, result: ItemResult, folder: Path) -> Path | None:
     """The item's figure as FOLDER/ITEM.png; nothing for tables and for pictures that are drawn while measuring."""
-    if item.drawing not in ("scatter", "lines", "matrix") or not result.rows:
+    if item.drawing not in ("scatter", "lines", "growth", "matrix") or not result.rows:
         return None
     panels = [result.rows]
+    growth = item.drawing == "growth"  # on one scale, or a flat curve would look steep
     if item.drawing != "scatter":
-        panels = [(row,) for row in result.rows if is_matrix(row) or is_sweep(row)]
+        panels = [(row,) for row in result.rows if is_matrix(row) or len(positions(row)) > growth]
     if not panels:
         return None
     lines = -(-len(panels) // WIDE)
     shape = (lines, min(WIDE, len(panels)))
-    figure, axes = new_figure(*shape, figsize=(3.6 * shape[1], 3.2 * lines))
+    figure, axes = new_figure(*shape, figsize=(3.6 * shape[1], 3.2 * lines), sharey=growth)
     for place in axes.flat[len(panels) :]:
         place.set_axis_off()
     for place, rows in zip(axes.flat, panels):
         if item.drawing == "scatter":
             _scatter(place, rows)
+        elif growth:
+            _growth(place, rows[0])
         elif is_matrix(rows[0]):
             _matrix(place, rows[0])
         else:
             _lines(place, rows[0])
-    return save(figure, folder / f"{item.name}.png")
+    return save(figure, folder / f"{result.item}.png")
 
 
 def _scatter(place: Any, rows: tuple[RowResult, ...]) -> None:
@@ -111,25 +114,17 @@ def _matrix(place: Any, row: RowResult) -> None:
     place.set_title(f"{row.row} ({row.images} images)", fontsize=8)
 
 
-def draw_scaling(result: ItemResult, folder: Path) -> Path:
-    """Seconds over size, one panel per axis, all on one scale, or a flat curve would look steep."""
-    rows = [row for row in result.rows if len(row.curve("seconds")) > 1]
-    figure, axes = new_figure(1, len(rows), figsize=(2.6 * len(rows), 2.6), sharey=True)
-    for place, row in zip(axes.flat, rows):
-        sizes, times = zip(*row.curve("seconds"))
-        place.loglog(sizes, times, "o-", color="#2a6f97")
-        place.set_xticks(sizes, [f"{s:g}" for s in sizes], fontsize=7)
-        place.minorticks_off()
-        place.grid(axis="y", color="#dddddd", linewidth=0.6)
-        slope = row.figure("exponent")
-        place.set_title(f"{row.row}, exponent {slope.measured:.2f}" if slope else row.row, fontsize=8)
-    every = [took for row in rows for _, took in row.curve("seconds")]
-    ticks = [m * 10.0**k for k in range(-5, 5) for m in (1, 2, 5) if min(every) / 2 <= m * 10.0**k <= max(every) * 2]
-    first = axes.flat[0]
-    first.set_yticks(ticks, [f"{t:g}" for t in ticks], fontsize=7)
-    first.set_ylim(min(every) / 1.4, max(every) * 1.4)
-    first.set_ylabel("seconds per iteration", fontsize=7)
-    return save(figure, folder / f"{result.item}.png")
+def _growth(place: Any, row: RowResult) -> None:
+    sizes, times = zip(*row.curve("seconds"))
+    place.loglog(sizes, times, "o-", color="tab:blue")
+    place.set_xticks(sizes, [f"{s:g}" for s in sizes], fontsize=7)
+    place.minorticks_off()
+    place.grid(axis="y", color="0.87", linewidth=0.6)
+    place.set(xlabel=row.axis, ylabel="seconds per iteration")
+    slope = row.figure("exponent")
+    place.set_title(
+        f"{row.row} ({row.images} images)" + (f", exponent {slope.measured:.2f}" if slope else ""), fontsize=8
+    )
 
 
 def draw_gallery(

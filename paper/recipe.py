@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -101,21 +101,23 @@ class Row:
         return Ball(self.norm, radius(eps or self.eps))
 
 
-Measure = Callable[["Setup", Path], "list[RowResult]"]
+Measure = Callable[["Setup", Path, "list[str]"], "Iterator[RowResult]"]  # setup, results folder, parts
 
 
 @dataclass(frozen=True)
 class Item:
-    """A table or a figure: rows to be attacked, or a function that measures by itself and returns finished rows."""
+    """A table, a figure or a benchmark: rows to be attacked, or a function that measures and yields finished rows."""
 
     name: str
     title: str
     rows: tuple[Row, ...] = ()
-    drawing: str = ""  # scatter, lines, matrix, images or plane; empty for a table
+    drawing: str = ""  # scatter, lines, growth, matrix, images or plane; empty for a table
     claims: tuple[str, ...] = ()  # what the paper says in words, where it prints no number
     note: str = ""  # what one must know about the data or the members
     measure: Measure | None = None
+    parts: tuple[str, ...] = ()  # what --only chooses from, if the item measures by itself
     cost: str = "seconds"  # of one that measures by itself
+    page: str = "results"  # the document it is shown in; a benchmark has a results file per machine
 
     @property
     def data(self) -> list[str]:
@@ -139,7 +141,7 @@ def item(name: str, title: str, **options: Any) -> Callable[[Callable[[], tuple[
 
 
 def measured_item(name: str, title: str, **options: Any) -> Callable[[Measure], Item]:
-    """Register an item that the decorated function measures: (setup, results folder) -> rows."""
+    """Register an item that the decorated function measures: (setup, results folder, parts) -> rows."""
 
     def register(measure: Measure) -> Item:
         return _add(Item(name, title, measure=measure, **options))

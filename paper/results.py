@@ -68,12 +68,11 @@ class RowResult:
 
 @dataclass(frozen=True)
 class ItemResult:
-    """All measured rows of an item or a benchmark. `facts`: what its rows share, such as a machine's peak rates."""
+    """All measured rows of an item; of a benchmark, those of one machine."""
 
     item: str
     title: str
     rows: tuple[RowResult, ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
 
     def row(self, name: str) -> RowResult | None:
         return next((row for row in self.rows if row.row == name), None)
@@ -99,7 +98,7 @@ def read(folder: Path, item: str, title: str = "") -> ItemResult:
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']!r}, expected {FORMAT}")
         rows = tuple(_row(row) for row in document["rows"])
-        return ItemResult(document["item"], document["title"], rows, document.get("facts", {}))
+        return ItemResult(document["item"], document["title"], rows)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is not a results file of `python -m paper`: {error}") from None
 
@@ -107,8 +106,6 @@ def read(folder: Path, item: str, title: str = "") -> ItemResult:
 def write(folder: Path, result: ItemResult) -> Path:
     path = path_of(folder, result.item)
     document = {"format": FORMAT, **asdict(result)}
-    if not result.facts:
-        del document["facts"]
     write_bytes(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
     return path
 

@@ -43,7 +43,7 @@ class Grid:
 
 def grids(result: ItemResult) -> list[Grid]:
     """A table for all plain rows together, one for every sweep, one for every matrix."""
-    plain = [row for row in result.rows if not is_sweep(row) and not is_matrix(row)]
+    plain = [row for row in result.rows if not positions(row) and not is_matrix(row)]
     tables = [_table(plain)] if plain else []
     return tables + [_matrix(row) if is_matrix(row) else _sweep(row) for row in result.rows if row not in plain]
 
@@ -68,8 +68,9 @@ def point(axis: str, x: float) -> str:
     return f"eps {x:g}/255" if axis == "255 eps" else f"{axis} {x:g}"
 
 
-def is_sweep(row: RowResult) -> bool:
-    return any(f.x is not None for f in row.figures)
+def positions(row: RowResult) -> list[float]:
+    """Where on its axis a sweep was measured; empty for a plain row."""
+    return sorted({f.x for f in row.figures if f.x is not None})
 
 
 def _columns(figures: list[Figure]) -> list[str]:
@@ -125,9 +126,10 @@ def _sweep(row: RowResult) -> Grid:
     figures = [f for f in row.figures if f.x is not None]
     columns = _columns(figures)
     printed = {f.column for f in figures if f.paper is not None}
-    places = sorted({f.x for f in figures if f.x is not None})
-    cells = [[f"{x:g}", *_line([f for f in figures if f.x == x], columns, printed)] for x in places]
-    return Grid(f"{row.row} ({row.images} images)", [row.axis or "x", *_headers(figures, columns)], cells)
+    cells = [[f"{x:g}", *_line([f for f in figures if f.x == x], columns, printed)] for x in positions(row)]
+    others = [f"{f.column} {_cell(f)}" for f in row.figures if f.x is None]
+    title = ", ".join([f"{row.row} ({row.images} images)", *others])
+    return Grid(title, [row.axis or "x", *_headers(figures, columns)], cells)
 
 
 def _matrix(row: RowResult) -> Grid:

@@ -1,4 +1,4 @@
-"""How the cost of ARC grows: with members, classes, image size, images at once, and processes.
+"""How the cost of ARC grows: with members, classes, image size and images at once; and what full ImageNet would cost.
 
 Nothing is fooled here (the ball is tiny), and within two steps no image is dropped for standing still, so every image
 stays in: the figures are upper bounds for real runs.
@@ -8,65 +8,93 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import torch.multiprocessing as mp
-import typer
 from torch import Tensor
 
-from paper.bench.common import FOLDER, measured_row, seconds, write
-from paper.results import Figure
+from paper.bench.common import measured_row, seconds
+from paper.recipe import measured_item
+from paper.results import Figure, RowResult
+from paper.setup import Setup
 from recarc import ARC, Ball, RandomizedEnsemble
-from recarc.errors import first_line, unknown
 from recarc.fast import accelerate
 from recarc.models.registry import build
 
 TINY = 1e-7  # a radius within which no label changes
 PLANES, STEPS, CHUNK = 4, 2, 4096
-AXES = ("members", "classes", "image size", "batch", "processes", "imagenet")
+AXES = ("members", "classes", "image size", "batch", "imagenet")
+IMAGENET_IMAGES, IMAGENET_STEPS = 50_000, 50  # the validation set and K as in the paper
+NOTE = (
+    f"Seconds of one iteration of ARC with G = {PLANES}, ResNet-20 members, nothing fooled. Unless the axis says "
+    "otherwise: M = 2, C = 10, 32 x 32 pixels. The exponent is the slope of log seconds over log size."
+)
 
 
-@dataclass(frozen=True)
-class Options:
-    device: torch.device
-    images: int
-    precision: str
-    repeats: int
-    members: list[int]
-    processes: list[int]
+@measured_item("bench-scaling", "Growth of the cost", drawing="growth", page="performance", parts=AXES, note=NOTE)
+def scaling(setup: Setup, folder: Path, parts: list[str]) -> Iterator[RowResult]:
+    toy, cuda = setup.scale.name == "toy", setup.device.type == "cuda"
+    images = setup.limit or (2 if toy else 4096 if cuda else 32)
+    precision = "float16" if cuda else "float32"
+    for axis in parts:
+        count, sizes = _sizes(axis, images, toy, cuda)
+        points = []
+        for size, changes in sizes:
+            settings = {"count": count, **({"arch": "cnn", "repeats": 1} if toy else {}), **changes}
+            points.append((float(size), arc_seconds(setup.device, precision, **settings)))
+        figures = [Figure("seconds", took, x=size, unit="s") for size, took in points]
+        figures += [Figure("exponent", exponent(points), unit="")] if len(points) > 1 else []
+        note = imagenet_estimate(*points[0]) if axis == "imagenet" else ""
+        known: dict[str, Any] = {"images": count, "axis": axis, "precision": precision, "note": note}
+        setup.say(f"{axis}: " + ", ".join(f"{size:g}: {took:.3g} s" for size, took in points))
+        yield measured_row(setup, "bench-scaling", axis, axis, figures, **known)
 
 
-def problem(
-    members: int, classes: int, size: int, count: int, arch: str, device: torch.device
-) -> tuple[RandomizedEnsemble, Tensor, Tensor]:
+def _sizes(axis: str, images: int, toy: bool, cuda: bool) -> tuple[int, list[tuple[int, dict[str, Any]]]]:
+    """Images, and for every size along the axis what it changes."""
+    few = max(1, images // 16)
+    along: dict[str, tuple[int, str, list[int]]] = {
+        "members": (images, "members", [1, 2] if toy else [1, 2, 4, 8]),
+        "classes": (images, "classes", [10, 100] if toy else [10, 100, 1000]),
+        "image size": (few, "size", [32, 64] if toy else [32, 64, 128, 224]),
+        "batch": (images, "count", sorted({max(1, images // 4**k) for k in range(4)})),
+    }
+    if axis == "imagenet":
+        count = 1 if toy else 256 if cuda else 4
+        return count, [
+            (count, {"size": 32, "classes": 10} if toy else {"size": 224, "classes": 1000, "arch": "resnet18"})
+        ]
+    count, knob, sizes = along[axis]
+    return count, [(size, {knob: size}) for size in sizes]
+
+
+def arc_seconds(
+    device: torch.device,
+    precision: str,
+    count: int,
+    members: int = 2,
+    classes: int = 10,
+    size: int = 32,
+    arch: str = "resnet20",
+    repeats: int = 3,
+) -> float:
+    """Median seconds of one iteration of ARC on `count` images, accelerated, after a warm-up."""
     torch.manual_seed(0)
     options: dict[str, Any] = {"stem": "imagenet"} if arch == "resnet18" else {}
     nets = [build(arch, classes=classes, image_size=size, **options).to(device).eval() for _ in range(members)]
     x = torch.rand(count, 3, size, size, device=device)
     with torch.no_grad():
         y = torch.cat([nets[0](part).argmax(1) for part in x.split(64)])
-    return RandomizedEnsemble(nets), x, y
-
-
-def arc_seconds(
-    options: Options, count: int, members: int = 2, classes: int = 10, size: int = 32, arch: str = "resnet20"
-) -> float:
-    """Median seconds of one iteration of ARC on `count` images, accelerated, after a warm-up."""
-    ensemble, x, y = problem(members, classes, size, count, arch, options.device)
-    fast = accelerate(ensemble, options.precision)
+    fast = accelerate(RandomizedEnsemble(nets), precision)
     attack, ball = ARC(steps=STEPS, planes=PLANES), Ball("linf", TINY)
 
     def work() -> Tensor:
         return torch.cat([attack(fast, u, v, ball) for u, v in zip(x.split(CHUNK), y.split(CHUNK))])
 
     work()
-    return statistics.median(seconds(work, options.device)[0] for _ in range(options.repeats)) / STEPS
+    return statistics.median(seconds(work, device)[0] for _ in range(repeats)) / STEPS
 
 
 def exponent(points: list[tuple[float, float]]) -> float:
@@ -76,87 +104,21 @@ def exponent(points: list[tuple[float, float]]) -> float:
     return sum((a - mean_a) * (b - mean_b) for a, b in logs) / sum((a - mean_a) ** 2 for a, _ in logs)
 
 
-def seconds_with_processes(options: Options, count: int) -> float:
-    """The same images dealt out to `count` processes; wall time from a common start to the last result."""
-    context = mp.get_context("spawn")
-    barrier, queue = context.Barrier(count + 1), context.Queue()
-    threads = max(1, torch.get_num_threads() // count)
-    workers = [context.Process(target=_worker, args=(options, count, threads, barrier, queue)) for _ in range(count)]
-    for worker in workers:
-        worker.start()
-    barrier.wait(600)
-    start = time.perf_counter()
-    for _ in workers:
-        queue.get(timeout=600)
-    took = time.perf_counter() - start
-    for worker in workers:
-        worker.join()
-    return took / STEPS
-
-
-def _worker(options: Options, count: int, threads: int, barrier: Any, queue: Any) -> None:
-    torch.set_num_threads(threads)
-    ensemble, x, y = problem(2, 10, 32, max(1, options.images // count), "resnet20", options.device)
-    fast = accelerate(ensemble, options.precision)
-    attack, ball = ARC(steps=STEPS, planes=PLANES), Ball("linf", TINY)
-    attack(fast, x, y, ball)
-    barrier.wait(600)
-    seconds(lambda: attack(fast, x, y, ball), options.device)
-    queue.put(True)
-
-
-def along(axis: str, o: Options) -> tuple[int, list[tuple[float, float]]]:
-    """Images used, and (size, seconds of an iteration); for "imagenet", size is the number of images."""
-    few, one = max(1, o.images // 16), 256 if o.device.type == "cuda" else 4
-    batches = sorted({max(1, o.images // 4**k) for k in range(4)})
-    points: dict[str, tuple[int, Callable[[], list[tuple[float, float]]]]] = {
-        "members": (o.images, lambda: [(m, arc_seconds(o, o.images, members=m)) for m in o.members]),
-        "classes": (o.images, lambda: [(c, arc_seconds(o, o.images, classes=c)) for c in (10, 100, 1000)]),
-        "image size": (few, lambda: [(s, arc_seconds(o, few, size=s)) for s in (32, 64, 128, 224)]),
-        "batch": (o.images, lambda: [(n, arc_seconds(o, n)) for n in batches]),
-        "processes": (o.images, lambda: [(n, seconds_with_processes(o, n)) for n in o.processes]),
-        "imagenet": (one, lambda: [(one, arc_seconds(o, one, classes=1000, size=224, arch="resnet18"))]),
-    }
-    images, measure = points[axis]
-    return images, measure()
-
-
-def scaling(
-    images: Annotated[int | None, typer.Option(help="4096 on a GPU, 32 on a CPU by default.")] = None,
-    members: Annotated[str, typer.Option(help="Sizes of the ensemble, separated by commas.")] = "1,2,4,8",
-    processes: Annotated[str, typer.Option(help="Numbers of processes, separated by commas.")] = "1,2",
-    only: Annotated[str, typer.Option(help="Axes, separated by commas.")] = ",".join(AXES),
-    precision: Annotated[str | None, typer.Option(help="float16 on a GPU, float32 on a CPU by default.")] = None,
-    repeats: Annotated[int, typer.Option(help="Timed runs of each size.")] = 3,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda" if torch.cuda.is_available() else "cpu",
-    name: Annotated[str, typer.Option(help="The results file: NAME.json, beginning with scaling-.")] = "scaling-here",
-    results: Annotated[Path, typer.Option(help="The folder of results files.")] = FOLDER,
-) -> None:
-    """Time one iteration of ARC along each axis and fit the exponent.
-
-    Example: `python -m paper bench scaling --device cuda --name scaling-h200`
-    """
-    where = torch.device(device)
-    cuda = where.type == "cuda"
-    options = Options(
-        where,
-        images or (4096 if cuda else 32),
-        precision or ("float16" if cuda else "float32"),
-        repeats,
-        [int(m) for m in members.split(",")],
-        [int(n) for n in processes.split(",")],
+def imagenet_estimate(count: float, took: float) -> str:
+    """Worked out: measured seconds per image and iteration, times images and iterations."""
+    each = took / count
+    whole = each * IMAGENET_IMAGES * IMAGENET_STEPS
+    return (
+        f"Full ImageNet, worked out: one iteration on {count:g} images of 224 x 224 with 1000 classes and two "
+        f"ResNet-18s takes {took:.3g} s, that is {1000 * each:.3g} ms per image. {IMAGENET_IMAGES} images x "
+        f"{IMAGENET_STEPS} iterations x {1000 * each:.3g} ms = {_duration(whole)} on one device if no sample were ever "
+        "dropped; samples on which every member is fooled leave early, so this is an upper bound. Shards are "
+        "independent and only the final records are exchanged, so eight devices take about "
+        f"{_duration(whole / 8)} plus start-up"
     )
-    rows = []
-    for axis in only.split(","):
-        if axis not in AXES:
-            raise unknown("axis", axis, AXES)
-        try:
-            count, points = along(axis, options)
-        except Exception as error:  # one axis that does not fit the machine must not hide the others
-            print(f"{axis}: {type(error).__name__}: {first_line(error)}", file=sys.stderr, flush=True)
-            continue
-        figures = [Figure("seconds", took, x=size, unit="s") for size, took in points]
-        figures += [Figure("exponent", exponent(points), unit="")] if len(points) > 1 else []
-        rows.append(measured_row(axis, figures, count, where, axis=axis, precision=options.precision))
-        print(axis, *(f"{size:g}: {took:.4g} s" for size, took in points), flush=True)
-    write(name, "Growth of the cost", rows, results, planes=PLANES)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

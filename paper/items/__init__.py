@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from paper.items import figures, machine, quoted, tables
+from paper import bench
+from paper.items import figures, quoted, tables
 from paper.recipe import ITEMS, EnsembleRecipe, Item, Row
 from recarc.errors import InputError, unknown
 
-__all__ = ["ITEMS", "command_for", "ensembles", "figures", "item_named", "machine", "quoted", "rows_of", "tables"]
+__all__ = [
+    "ITEMS",
+    "bench",
+    "command_for",
+    "ensembles",
+    "figures",
+    "item_named",
+    "parts_of",
+    "quoted",
+    "rows_of",
+    "tables",
+]
 
 
 def item_named(name: str) -> Item:
@@ -19,13 +31,19 @@ def item_named(name: str) -> Item:
 
 def rows_of(item: Item, only: Iterable[str] = ()) -> list[Row]:
     """The requested rows; all of them if none is named."""
-    wanted, known = list(only), {row.name: row for row in item.rows}
+    chosen = parts_of(item, only)
+    return [row for row in item.rows if row.name in chosen]
+
+
+def parts_of(item: Item, only: Iterable[str] = ()) -> list[str]:
+    """The names of the requested rows, or parts of a benchmark; all of them if none is named."""
+    wanted, known = list(only), item.parts or [row.name for row in item.rows]
     if wanted and not known:
         raise InputError(f"{item.name} has no rows to choose from: leave out --only")
     for name in wanted:
         if name not in known:
             raise unknown(f"row of {item.name}", name, known)
-    return [row for row in item.rows if not wanted or row.name in wanted]
+    return wanted or list(known)
 
 
 def ensembles() -> list[EnsembleRecipe]:

@@ -5,6 +5,7 @@ Figures print hardly any number; where a point of a curve is also an entry of a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from paper import results
@@ -119,11 +120,12 @@ def figure1() -> tuple[Row, ...]:
     drawing="plane",
     claims=("APGD's perturbation fools neither classifier, while others fool the ensemble half the time",),
 )
-def figure2(setup: Setup, folder: Path) -> list[RowResult]:
+def figure2(setup: Setup, folder: Path, parts: list[str]) -> Iterator[RowResult]:
     """Computed: with two members APGD fools neither and ARC one of them; a third shows where ARC falls short."""
     folder.mkdir(parents=True, exist_ok=True)
     write_plane(folder / "figure2.png")
-    return [_plane_row(name, plane) for name, plane in (("two members", TWO), ("three members", THREE))]
+    for name, plane in (("two members", TWO), ("three members", THREE)):
+        yield _plane_row(name, plane)
 
 
 def _plane_row(name: str, plane: Plane) -> RowResult:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ SEEDS = (0, 1, 2, 3)
     "`recarc demo` with four seeds: AdaptivePGD against the tight attack and its floor",
     cost="4 min on two CPU cores",
 )
-def demo(setup: Setup, folder: Path) -> list[RowResult]:
-    return [_row(seed, _summary(seed)) for seed in (SEEDS if setup.scale.name == "full" else SEEDS[:1])]
+def demo(setup: Setup, folder: Path, parts: list[str]) -> Iterator[RowResult]:
+    for seed in SEEDS if setup.scale.name == "full" else SEEDS[:1]:
+        yield _row(seed, _summary(seed))
 
 
 def _summary(seed: int) -> dict[str, Any]:

@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 
 from paper import measure, results
-from paper.items import ITEMS
+from paper.bench.common import Replay, robust_accuracy
+from paper.items import ITEMS, quoted
 from paper.measure import ItemRun, paired_interval
-from paper.pages import costs_table
+from paper.pages import costs_table, gathered, page
 from paper.plots import draw
 from paper.recipe import Difference, Row
 from paper.results import ItemResult, RowResult
 from paper.scale import TOY
+from paper.settings import bat
 from paper.setup import Setup
 from paper.tables import grids, is_matrix, matrix_of
+from recarc import ARC, Ball, evaluate
+from recarc.errors import AttackViolation
 from recarc.evaluation.intervals import wilson
 
 
@@ -101,7 +105,7 @@ def test_a_search_for_alpha_is_kept_for_its_own_grid(toy_setup: Setup, tmp_path:
 
 
 def test_the_picture_of_figure_2_shows_what_the_paper_says(toy_setup: Setup, tmp_path: Path) -> None:
-    found = measure.measure(ITEMS["figure2"], [], toy_setup, tmp_path)
+    found = measure.measure(ITEMS["figure2"], toy_setup, tmp_path, [])
     two, three = ({f.column: f.measured for f in row.figures} for row in found.rows)
     assert two == {"APGD": 100.0, "ARC": 50.0, "optimum": 50.0}
     assert three["optimum"] < three["ARC"]
@@ -109,9 +113,49 @@ def test_the_picture_of_figure_2_shows_what_the_paper_says(toy_setup: Setup, tmp
 
 
 def test_throughput_is_measured_and_becomes_costs(toy_setup: Setup, tmp_path: Path) -> None:
-    assert "Not measured yet" in costs_table(results.read(tmp_path, "throughput"))
-    found = measure.measure(ITEMS["throughput"], [], toy_setup, tmp_path)
+    assert "Not measured yet" in costs_table({"throughput": []})
+    found = measure.measure(ITEMS["throughput"], toy_setup, tmp_path, [])
     assert all(f.measured > 0 for row in found.rows for f in row.figures)
-    table = costs_table(found)
+    table = costs_table({"throughput": [found]})
     assert all(f"| {row} |" in table for row in ("svhn-l2", "cifar100-linf", "imagenet-linf"))
     assert "cifar10-" not in table
+
+
+@pytest.mark.parametrize("name", [name for name, item in ITEMS.items() if item.page == "performance"])
+def test_a_benchmark_runs_and_is_shown(name: str, toy_setup: Setup, tmp_path: Path) -> None:
+    parts = list(ITEMS[name].parts)
+    found = measure.measure(ITEMS[name], toy_setup, tmp_path, parts)
+    assert found.item == f"{name}-cpu" and results.read(tmp_path, found.item) == found
+    assert all(f.measured > 0 for row in found.rows for f in row.figures if f.unit in ("s", "ms", "x"))
+    assert all(row.command.startswith(f"python -m paper {name}") and row.hardware for row in found.rows)
+    text = page("performance", gathered(tmp_path), tmp_path, tmp_path)
+    assert f"## {name}" in text and all(row.row in text for row in found.rows)
+
+
+def test_a_benchmark_reports_what_evaluate_reports(toy_setup: Setup, tmp_path: Path) -> None:
+    found = measure.measure(ITEMS["bench-attacks"], toy_setup, tmp_path, ["arc"])
+    ensemble, images = toy_setup.ensemble(bat("cifar10", "linf")).ensemble, toy_setup.images("cifar10")
+    direct = evaluate(ensemble, ARC(steps=2), images, Ball("linf", 8 / 255), progress=False)
+    ours, given = (found.row(f"arc: {name}") for name in ("ARC float32", "ARC, members as given"))
+    for row in (ours, given):
+        figure = row and row.figure("robust")
+        assert figure and figure.measured == pytest.approx(100 * direct.robust_accuracy, abs=1e-3)
+
+
+def test_evaluate_judges_points_that_were_found_elsewhere(toy_setup: Setup) -> None:
+    ensemble, images = toy_setup.ensemble(bat("cifar10", "linf")).ensemble, toy_setup.images("cifar10")
+    x, y = images.tensors()
+    ball = Ball("linf", 8 / 255)
+    points = ARC(steps=2)(ensemble, x, y, ball)
+    figure = robust_accuracy(ensemble, Replay(x, points), x, y, ball, None)
+    assert figure.measured == pytest.approx(100 * float(ensemble.expected_accuracy(points, y).mean()), abs=1e-3)
+    with pytest.raises(AttackViolation):
+        robust_accuracy(ensemble, Replay(x, (x + 0.5).clamp(0, 1)), x, y, ball, None)
+
+
+def test_the_demo_becomes_a_row(toy_setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = {"attacks": {"Clean": 0.97, "Tight": 0.24}, "members": [{"alpha": 0.7}, {"alpha": 0.3}], "seconds": 60.0}
+    monkeypatch.setattr(quoted, "_summary", lambda seed: summary)
+    (row,) = measure.measure(ITEMS["demo"], toy_setup, tmp_path, []).rows
+    assert row.row == "seed 0" and row.alpha == (0.7, 0.3) and row.images == 355
+    assert {f.column: f.measured for f in row.figures} == {"Clean": 97.0, "Tight": 24.0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -27,8 +27,9 @@ ATTACK, TRAINING = "attack: input gradients", "training: weight gradients"
 
 
 @measured_item("throughput", "Passes per second on this machine, from which docs/full_size.md computes costs")
-def throughput(setup: Setup, folder: Path) -> list[RowResult]:
-    return [measure(row, setup.device, setup.scale.name == "toy") for row in NETS]
+def throughput(setup: Setup, folder: Path, parts: list[str]) -> Iterator[RowResult]:
+    for row in NETS:
+        yield measure(row, setup.device, setup.scale.name == "toy")
 
 
 def measure(row: str, device: torch.device, tiny: bool = False) -> RowResult:
