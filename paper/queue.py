@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from paper.setup import HERE
-from paper.tables import Grid
-from recarc.cli.output import print_json
+from recarc.cli.output import print_entry, print_json
 from recarc.errors import InputError
 
 PATH = HERE / "queue.json"
@@ -16,7 +14,7 @@ PATH = HERE / "queue.json"
 
 @dataclass(frozen=True)
 class Job:
-    """One command for a GPU. `seconds` was measured if the job is done, otherwise it is estimated from such jobs."""
+    """One command for a GPU. `seconds` was measured if the job is done; otherwise the note says what it rests on."""
 
     job: str
     command: str
@@ -45,19 +43,10 @@ def print_queue(as_json: bool) -> None:
     if as_json:
         print_json({"jobs": [asdict(job) for job in listed]})
         return
-    for status, title in (("open", "to be done"), ("done", "done")):
+    for status in ("done", "open"):
         chosen = [job for job in listed if job.status == status]
-        if chosen:
-            minutes = sum(job.seconds for job in chosen) / 60
-            header = ["job", "minutes", "epochs", "members", "hardware", "date", "note"]
-            Grid("", header, [_cells(job) for job in chosen]).print(f"{title}: {minutes:.0f} GPU minutes")
-    for job in listed:
-        if job.status == "open":
-            print(f"{job.job}: {job.command}")
-
-
-def _cells(job: Job) -> list[str]:
-    def text(value: Any) -> str:
-        return "" if value is None else f"{value:g}"
-
-    return [job.job, f"{job.seconds / 60:.1f}", text(job.epochs), text(job.members), job.hardware, job.date, job.note]
+        print(f"{status.capitalize()}: {sum(job.seconds for job in chosen) / 60:.0f} GPU minutes\n")
+        for job in chosen:
+            details = (f"{job.seconds / 60:.1f} min on {job.hardware}", job.date, job.note, job.command)
+            print_entry(job.job, "", "; ".join(part for part in details if part))
+        print()

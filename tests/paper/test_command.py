@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from paper import measure
+from paper import measure, queue
 from paper.__main__ import main
-from paper.items import ITEMS
+from paper.items import ITEMS, ensembles
 from paper.measure import ItemRun
-from paper.setup import Setup
-from recarc import PGD, CarliniWagner, RandomizedEnsemble, evaluate, save_ensemble
+from paper.setup import HERE, Setup
+from recarc import PGD, CarliniWagner, RandomizedEnsemble, evaluate, load_ensemble, save_ensemble
 from recarc.attacks import RandomAttacker
 from recarc.models import build
 
@@ -196,3 +196,30 @@ def test_the_list_shows_data_cost_and_state(
     assert "2 of 2 rows measured" in capsys.readouterr().out
     assert main(["--render", "--results", str(tmp_path / "results"), "--docs", str(tmp_path / "docs")]) == 0
     assert "## figure2" in (tmp_path / "docs" / "results.md").read_text()
+
+
+def test_the_queue_lists_what_was_done_and_what_is_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["--queue", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["jobs"]
+    assert {job["status"] for job in listed} == {"done", "open"}
+    assert all(job["seconds"] > 0 and job["command"].startswith(("recarc ", "python -m paper ")) for job in listed)
+    assert main(["--queue"]) == 0
+    printed = capsys.readouterr().out
+    assert "GPU minutes" in printed and all(job["job"] in printed for job in listed)
+    monkeypatch.setattr(queue, "PATH", tmp_path / "queue.json")
+    queue.PATH.write_text('{"jobs": [{"job": "a", "command": "c", "seconds": 1, "status": "lost"}]}')
+    assert main(["--queue"]) == 2
+    assert "the status of 'a' is 'lost'; expected done or open" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", sorted((HERE / "ensembles").iterdir()), ids=lambda path: path.name)
+def test_shipped_ensembles_load_and_are_found(folder: Path, tmp_path: Path) -> None:
+    ensemble = load_ensemble(folder)
+    assert {p.dtype for p in ensemble.parameters()} == {torch.float32}
+    assert ensemble.logits(torch.rand(2, 3, 32, 32)).shape == (len(ensemble), 2, 10)
+    recipes = {f"{made.name}-fast": made for made in ensembles()}
+    if folder.name in recipes:
+        loaded = Setup(tmp_path, torch.device("cpu")).ensemble(recipes[folder.name])
+        assert len(loaded.ensemble) == len(ensemble) and loaded.recipe.startswith("fast, ")
