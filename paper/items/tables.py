@@ -110,14 +110,17 @@ def _search(ensemble: EnsembleRecipe, norm: str, sizes: list[int], alpha: str = 
     return Row(norm, ensemble, norm, EPS[ensemble.data, norm], tuple(measured), alpha=alpha, axis="G")
 
 
-def _sample(norm: str) -> Row:
-    used = budget("imagenet")
+def plain_row(
+    name: str, ensemble: EnsembleRecipe, norm: str, printed: tuple[float | None, float | None] = (None, None)
+) -> Row:
+    """An equiprobable ensemble: clean, under APGD, under ARC, and our own columns. `printed`: APGD and ARC."""
+    used = budget(ensemble.data)
     measured = (
-        Measurement(used.apgd(), (Reading("Clean", "clean"), Reading("APGD"))),
-        Measurement(used.arc(), (Reading("ARC"),)),
+        Measurement(used.apgd(), (Reading("Clean", "clean"), Reading("APGD", paper=printed[0]))),
+        Measurement(used.arc(), (Reading("ARC", paper=printed[1]),)),
         tight_and_floor(used),
     )
-    return Row(norm, EFFICIENTNETS, norm, EPS["imagenet", norm], measured, alpha="equal")
+    return Row(name, ensemble, norm, EPS[ensemble.data, norm], measured, alpha="equal")
 
 
 def _tight(ensemble: EnsembleRecipe, norm: str, alpha: tuple[float, ...] | str) -> Row:
@@ -188,7 +191,7 @@ def table5_imagenet_sample() -> tuple[Row, ...]:
     note=SAMPLE,
 )
 def imagenet_sample() -> tuple[Row, ...]:
-    return tuple(_sample(norm) for norm in NORMS)
+    return tuple(plain_row(norm, EFFICIENTNETS, norm) for norm in NORMS)
 
 
 @item(
