@@ -196,6 +196,9 @@ def _list(folder: Path, recipe: str, data_dir: Path | None, as_json: bool) -> No
     for entry in entries:
         data = ", ".join(f"{name} {state}" for name, state in entry["data"].items())
         count = f"{len(entry['measured'])} of {len(entry['rows']) or len(entry['measured']) or 1} rows measured"
+        if ITEMS[entry["item"]].page == "performance":
+            machines = [found.rows[0].hardware for found in measured[entry["item"]]]
+            count = f"measured on {' and '.join(machines)}" if machines else "not measured"
         print_entry(entry["item"], entry["title"], "; ".join(part for part in (data, entry["cost"], count) if part))
 
 

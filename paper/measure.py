@@ -67,13 +67,10 @@ class ItemRun:
     progress: bool = True
     evaluations: dict[tuple[str, float | None], Evaluation] = field(default_factory=dict)  # by column and x
 
-    def check(self) -> None:
+    def run(self) -> ItemResult:
         self.setup.check(self.item, self.rows)
         images = {row.name: len(self.setup.images(row.data)) for row in self.rows}
         results.check_replaceable(self.folder, self.item.name, images, self.setup.scale.tight != "none")
-
-    def run(self) -> ItemResult:
-        self.check()
         order = [row.name for row in self.item.rows]
         for row in self.rows:
             results.add_row(self.folder, self.item.name, self.item.title, self.measured(row), order)
@@ -176,27 +173,19 @@ class ItemRun:
     def evaluated(
         self, row: Row, measurement: Measurement, whole: RandomizedEnsemble, alpha: Alpha, images: ImageSet
     ) -> Evaluation:
+        """The run of one measurement. An attack that ignores alpha runs once; its records give every expectation."""
         members = measurement.members or tuple(range(len(whole)))
         ensemble = RandomizedEnsemble([whole.members[i] for i in members], measurement.alpha or alpha)
-        if ignores_alpha(measurement.attack) and len(ensemble) > 1:
-            return self._reweighed(row, measurement, ensemble, images)
-        return self._evaluated(row, measurement, ensemble, images)
-
-    def _reweighed(
-        self, row: Row, measurement: Measurement, ensemble: RandomizedEnsemble, images: ImageSet
-    ) -> Evaluation:
-        """An attack that ignores alpha runs once for all of them; the records give every expectation."""
-        alpha = ensemble.alpha.numpy()
-        equal = ensemble.with_alpha([1 / len(ensemble)] * len(ensemble))
-        result = self._evaluated(row, measurement, equal, images)
+        if not ignores_alpha(measurement.attack) or len(ensemble) == 1:
+            return self._run(row, measurement, ensemble, images)
+        weights = ensemble.alpha.numpy()
+        result = self._run(row, measurement, ensemble.with_alpha([1 / len(ensemble)] * len(ensemble)), images)
         records = result.records
         if isinstance(measurement.attack, RandomAttacker):  # draws the member to attack with the same probabilities
-            records = replace(records, weights=alpha)
-        return replace(result, records=records, alpha=alpha)
+            records = replace(records, weights=weights)
+        return replace(result, records=records, alpha=weights)
 
-    def _evaluated(
-        self, row: Row, measurement: Measurement, ensemble: RandomizedEnsemble, images: ImageSet
-    ) -> Evaluation:
+    def _run(self, row: Row, measurement: Measurement, ensemble: RandomizedEnsemble, images: ImageSet) -> Evaluation:
         ball = row.ball(measurement.eps)
         digest = self._digest(ensemble, measurement.attack, ball, images)
         out = self.setup.out / "runs" / f"{images.name}-{type(measurement.attack).__name__.lower()}-{digest}"

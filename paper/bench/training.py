@@ -138,7 +138,7 @@ def timed(step: Callable[[], None], device: torch.device, blocks: int, size: int
 
 @measured_item(
     "bench-training",
-    "Training",
+    "Training beside a plain loop",
     page="performance",
     parts=("resnet20", "resnet18"),
     note=NOTE,

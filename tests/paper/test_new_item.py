@@ -38,3 +38,8 @@ def test_an_item_is_one_function(
     assert (tmp_path / "table6.png").exists()
     assert main([table6, "--only", "l2"]) == 2
     assert "unknown row of table6 'l2'" in capsys.readouterr().err
+
+
+def test_the_installed_package_knows_nothing_of_the_paper() -> None:
+    for path in (HERE.parent / "src").rglob("*.py"):
+        assert not re.search(r"^\s*(from|import) paper\b", path.read_text(), flags=re.MULTILINE), path
