@@ -115,9 +115,13 @@ def _matrix(place: Any, row: RowResult) -> None:
 
 
 def _growth(place: Any, row: RowResult) -> None:
+    from matplotlib.ticker import FormatStrFormatter, LogLocator
+
     sizes, times = zip(*row.curve("seconds"))
     place.loglog(sizes, times, "o-", color="tab:blue")
     place.set_xticks(sizes, [f"{s:g}" for s in sizes], fontsize=7)
+    place.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    place.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     place.minorticks_off()
     place.grid(axis="y", color="0.87", linewidth=0.6)
     place.set(xlabel=row.axis, ylabel="seconds per iteration")
