@@ -1,33 +1,29 @@
-"""Two models of your own: with which probabilities should they answer, and does drawing help at all?
+"""Two models of your own: which sampling probabilities should they have, and does randomizing help at all?
 
     python examples/choose_alpha.py [--samples 100]
 
-The question is asked on validation data and answered on test data, for what is chosen on the same samples flatters.
+Alpha is chosen on validation data and measured on test data: on the samples it was chosen on it looks too good.
 """
 
 from __future__ import annotations
 
 import argparse
 
-import torch
-from own_models import train
-from sklearn.datasets import load_digits
+from own_models import digits, train
 
 from recarc import Ball, Climb, RandomizedEnsemble, Tight, evaluate
 from recarc.sampling import Samples, cutting_planes, grid_search, osp, two_members
 
 
 def quiet(method: str, alpha: list[float], accuracy: float) -> None:
-    """Every alpha that is tried could be printed here."""
+    """Print nothing; every alpha that is tried passes through here."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, default=100)
     count = parser.parse_args().samples
-    digits = load_digits()
-    x = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None]
-    y = torch.tensor(digits.target)
+    x, y = digits()
     members = [train(x[:1200], y[:1200], seed).eval() for seed in range(2)]
     ensemble, ball = RandomizedEnsemble(members), Ball("linf", 0.06)
     validation = Samples(x[1200 : 1200 + count], y[1200 : 1200 + count], ball)

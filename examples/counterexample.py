@@ -3,7 +3,7 @@
     python examples/counterexample.py [picture.png]
 
 f_1(x) = <w, x> + b and f_2(x) = -<w, x> + b answer 1 at x = 0. Each can be fooled inside the ball, but their
-gradients cancel, so the expected loss is flat where adaptive PGD starts. ARC takes the members one after the other.
+gradients cancel, so the expected loss is flat where adaptive PGD starts. ARC attacks the members one after the other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def binary(w: Tensor, b: float) -> nn.Linear:
 
 
 def draw(axes: Axes, ball: Ball, title: str, x_adv: Tensor, accuracy: float) -> None:
-    """The ball, both decision lines with their wrong sides shaded, and where the attack ends."""
+    """Draw the ball, both decision lines with their wrong sides shaded, and where the attack ends."""
     reach, eps = 1.6 * ball.eps, ball.eps
     grid = np.linspace(-reach, reach, 400)
     gx, gy = np.meshgrid(grid, grid)
@@ -48,13 +48,13 @@ def draw(axes: Axes, ball: Ball, title: str, x_adv: Tensor, accuracy: float) -> 
     axes.add_patch(plt.Circle((0, 0), eps, fill=False, color=DARK, linewidth=1.4, linestyle=(0, (5, 3))))
     axes.text(0.72 * eps, -0.82 * eps, "eps", color=DARK, fontsize=10, ha="left", va="top")
     if torch.equal(x_adv, torch.zeros(2)):
-        for sign, colour in ((-1, BLUE), (1, ORANGE)):  # where each member's own loss rises
+        for sign, colour in ((-1, BLUE), (1, ORANGE)):  # the direction in which each member's own loss rises
             tip = sign * 0.42 * eps * (W / W.norm()).numpy()
             axes.annotate("", xy=tip, xytext=(0, 0), arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 2})
         axes.set_xlabel("the two members' gradients cancel: x is a fixed point", fontsize=10.5, color=DARK, labelpad=8)
     else:
         axes.annotate("", xy=x_adv, xytext=(0, 0), arrowprops={"arrowstyle": "-|>", "color": DARK, "lw": 2.2})
-        axes.set_xlabel("one member after the other: x is moved over one line", fontsize=10.5, color=DARK, labelpad=8)
+        axes.set_xlabel("one member after the other: x crosses one line", fontsize=10.5, color=DARK, labelpad=8)
     axes.text(0.1 * eps, -0.06 * eps, "x", color=DARK, ha="left", va="top", fontsize=11)
     axes.plot(0, 0, "o", color=DARK, markersize=7, zorder=5)
     axes.plot(*x_adv, "*", color=DARK, markersize=14, zorder=6)
@@ -79,7 +79,7 @@ def main(picture: str = "counterexample.png") -> None:
         draw(axes, ball, title, x_adv[0], accuracy)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     figure.savefig(picture, dpi=150)
-    print(f"drawn in {picture}")
+    print(f"saved as {picture}")
 
 
 if __name__ == "__main__":

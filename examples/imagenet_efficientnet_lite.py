@@ -3,7 +3,7 @@
     python examples/imagenet_efficientnet_lite.py imagenet-sample.parquet --limit 100        (recarc[efficientnet])
 
 The file is Parquet with the columns `image` (bytes of 224 x 224 JPEG files) and `label` (0..999 in synset order), as
-the Hub has them. Not adversarially trained: a very small eps is enough.
+the Hub has them. The models are not adversarially trained: a very small eps is enough.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from recarc import ARC, AdaptivePGD, Ball, RandomizedEnsemble, evaluate
-from recarc.adapters.efficientnet_lite import member
+from recarc.adapters.members import efficientnet_lite
 
 
 def read(path: str, limit: int) -> tuple[Tensor, Tensor]:
@@ -37,9 +37,9 @@ def main() -> None:
     parser.add_argument("--eps", type=float, default=0.5 / 255)
     arguments = parser.parse_args()
     data = read(arguments.file, arguments.limit)
-    ensemble = RandomizedEnsemble([member(size) for size in arguments.sizes])
+    ensemble = RandomizedEnsemble([efficientnet_lite(size) for size in arguments.sizes])
     ball = Ball("linf", arguments.eps)
-    # planes: of the 999 other classes ARC looks at the four nearest, as the paper does for ImageNet.
+    # planes: of the 999 other classes ARC considers the four nearest, as the paper does for ImageNet.
     for attack in (AdaptivePGD(steps=arguments.steps), ARC(steps=arguments.steps, planes=4)):
         result = evaluate(ensemble, attack, data, ball, tile=min(16, arguments.limit))
         members = ", ".join(f"{a:.1%}" for a in result.member_clean)

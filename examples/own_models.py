@@ -2,7 +2,7 @@
 
     python examples/own_models.py
 
-Any callable from inputs in [0, 1] to logits is a member; normalisation belongs inside the model.
+A member is any callable from inputs in [0, 1] to logits; normalisation belongs inside the model.
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ from torch import Tensor, nn
 from recarc import ARC, AdaptivePGD, Ball, RandomizedEnsemble
 
 
+def digits() -> tuple[Tensor, Tensor]:
+    """scikit-learn's 1,797 digits: images (B, 1, 8, 8) in [0, 1] and labels."""
+    data = load_digits()
+    return torch.tensor(data.images / 16, dtype=torch.float32)[:, None], torch.tensor(data.target)
+
+
 def train(x: Tensor, y: Tensor, seed: int) -> nn.Module:
-    """A small network, trained on the whole batch."""
+    """A small network, trained on the whole batch at once."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     adam = torch.optim.Adam(net.parameters(), lr=0.01)
@@ -27,9 +33,7 @@ def train(x: Tensor, y: Tensor, seed: int) -> nn.Module:
 
 
 def main() -> None:
-    digits = load_digits()
-    x = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None]  # (B, 1, 8, 8) in [0, 1]
-    y = torch.tensor(digits.target)
+    x, y = digits()
     members = [train(x[:1400], y[:1400], seed) for seed in range(3)]
     x, y = x[1597:], y[1597:]
 

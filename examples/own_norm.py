@@ -2,7 +2,7 @@
 
     python examples/own_norm.py
 
-Here: the l1.5 ball, and for each digit a radius of 8 % of the length of its own image.
+Here: the l1.5 ball, and for each digit a radius of 8 % of the norm of its image.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     x, y = x[1400:], y[1400:]
 
     norm = Norm(1.5)
-    ball = Ball(norm, eps=0.08 * norm.norm(x))  # one radius a sample
+    ball = Ball(norm, eps=0.08 * norm.norm(x))  # one radius per sample
     ensemble = RandomizedEnsemble(members, alpha=[0.6, 0.4])
     print(f"{norm} ball, radius {ball.eps.min():.2f} to {ball.eps.max():.2f}")
     print(f"{'clean':<16}{ensemble.expected_accuracy(x, y).mean():6.1%}")

@@ -1,7 +1,7 @@
 """A randomized ensemble of RobustBench models, with a verdict.
 
     python examples/robustbench_members.py Wong2020Fast Rice2020Overfitting --samples 1000
-    python examples/robustbench_members.py            # two small models of the same shape, on digits
+    python examples/robustbench_members.py            # two small models of the same form, on digits
 
 RobustBench models are members as they are: modules from images in [0, 1] to logits, with normalisation inside.
 """
@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import argparse
 
-import torch
-from own_models import train
-from sklearn.datasets import load_digits
+from own_models import digits, train
 from torch import Tensor, nn
 
 from recarc import Ball, RandomizedEnsemble, Tight, Verdict, evaluate
 
 
 class Normalised(nn.Module):
-    """What a RobustBench model looks like from outside."""
+    """What a RobustBench model looks like from the outside."""
 
     def __init__(self, net: nn.Module, mean: float, std: float) -> None:
         super().__init__()
@@ -31,9 +29,7 @@ class Normalised(nn.Module):
 
 def small(samples: int) -> tuple[list[nn.Module], tuple[Tensor, Tensor], Ball]:
     """Two models trained on normalised digits, and test images in [0, 1]."""
-    digits = load_digits()
-    x = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None]
-    y = torch.tensor(digits.target)
+    x, y = digits()
     nets = [train((x[:1400] - 0.3) / 0.4, y[:1400], seed) for seed in range(2)]
     members = [Normalised(net, 0.3, 0.4).eval() for net in nets]
     return members, (x[1400 : 1400 + samples], y[1400 : 1400 + samples]), Ball("linf", 0.06)
@@ -46,10 +42,10 @@ def main() -> None:
     parser.add_argument("--preset", default="quick")
     arguments = parser.parse_args()
     if arguments.names:
-        from recarc.adapters.robustbench import members as robustbench_members
+        from recarc.adapters.members import robustbench
         from recarc.data import load
 
-        members = robustbench_members(arguments.names)
+        members = [robustbench(name) for name in arguments.names]
         data, ball = load("cifar10", limit=arguments.samples), Ball("linf", 8 / 255)
     else:
         members, data, ball = small(arguments.samples)

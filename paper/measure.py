@@ -26,12 +26,13 @@ from recarc.data.catalog import CATALOG
 from recarc.data.imageset import ImageSet
 from recarc.ensemble import RandomizedEnsemble
 from recarc.evaluation.engine import evaluate
-from recarc.evaluation.fingerprint import described, environment, module_hash
+from recarc.evaluation.fingerprint import described, module_hash
 from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.result import Estimate, Evaluation, estimate
 from recarc.evaluation.run_folder import RunFolder
 from recarc.fast import TILE, accelerate
 from recarc.geometry import Ball
+from recarc.provenance import environment
 from recarc.runtime import COARSE
 
 FEW = 16  # images; padding so few to a whole tile would cost more than it saves

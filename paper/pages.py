@@ -30,10 +30,10 @@ accuracy below which no attack can push the ensemble as long as its members alon
 on each of them suggests. How the members were trained is said below each table: the recipe `fast`, even more so with
 fewer epochs than its own, is not the paper's training, so compare differences between columns rather than columns with
 the paper. Every accuracy on images comes from `recarc.evaluate`: attacks may search in a faster precision than float32,
-but what they find is judged in float32, while floor and alpha rest on what the search itself saw. Claims that one figure is
-below another by so many points (BAT, AT, IAT, ARC against APGD) are judged by the 95 % intervals and may remain open;
-where a claim says that two attacks are equally strong, they count as equal within 0.5 points on the images they were
-run on. Commands are quoted as they were run; what was `recarc reproduce` then is `python -m paper` now.
+but what they find is judged in float32, while floor and alpha rest on what the search itself saw. Claims that one
+figure is below another by so many points (BAT, AT, IAT, ARC against APGD) are judged by the 95 % intervals and may
+remain open; where a claim says that two attacks are equally strong, they count as equal within 0.5 points on the images
+they were run on. Commands are quoted as they were run; what was `recarc reproduce` then is `python -m paper` now.
 """
 SPEED_HEAD = """# Performance
 

@@ -185,8 +185,8 @@ def _training_of(folder: Path) -> str:
 
 def pretrained(recipe: EnsembleRecipe) -> RandomizedEnsemble:
     """Members that a package provides."""
-    from recarc.adapters import efficientnet_lite
+    from recarc.adapters import members
 
     if recipe.arch != "efficientnet-lite":
         raise InputError(f"no adapter makes {recipe.arch!r}")
-    return RandomizedEnsemble([efficientnet_lite.member(size) for size in range(recipe.members)])
+    return RandomizedEnsemble([members.efficientnet_lite(size) for size in range(recipe.members)])

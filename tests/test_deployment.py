@@ -104,8 +104,8 @@ def test_torch_export(tmp_path: Path) -> None:
     x = torch.rand(4, 2, 4, 4)
     ensemble = RandomizedEnsemble([*members(), lambda u: u.flatten(1)[:, :5]], [0.5, 0.25, 0.25])
     folder = export(ensemble, tmp_path / "out", x)
-    told = json.loads((folder / "deployment.json").read_text())
-    assert told["alpha"] == [0.5, 0.25, 0.25] and told["format"] == "torch"
+    manifest = json.loads((folder / "deployment.json").read_text())
+    assert manifest["alpha"] == [0.5, 0.25, 0.25] and manifest["format"] == "torch"
     files = [f"member_{i}.pt2" for i in range(3)]
     assert sorted(p.name for p in folder.iterdir()) == ["deployment.json", *files]
     other = torch.rand(9, 2, 4, 4)
@@ -113,7 +113,7 @@ def test_torch_export(tmp_path: Path) -> None:
         program = torch.export.load(folder / f"member_{i}.pt2").module()
         assert torch.allclose(program(other), member(other), atol=1e-6)
     loaded = [torch.export.load(folder / f"member_{i}.pt2").module() for i in range(3)]
-    deployed = RandomizedEnsemble(loaded, told["alpha"])
+    deployed = RandomizedEnsemble(loaded, manifest["alpha"])
     assert torch.allclose(deployed.expected_logits(other), ensemble.expected_logits(other), atol=1e-6)
 
 

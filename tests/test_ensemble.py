@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recarc import InputError, RandomizedEnsemble
-from recarc.ensemble import as_ensemble, frozen, predictions_of, validated_alpha
+from recarc.ensemble import as_ensemble, frozen, predictions_of, rounded, validated_alpha
 from tiny import binary, mlp, mlp_ensemble, points
 
 
@@ -140,6 +140,19 @@ def test_bad_alpha(alpha: object, message: str) -> None:
         RandomizedEnsemble([constant(0), constant(1)], alpha)
 
 
+@pytest.mark.parametrize("alpha", [[0.1] * 10, [1 / 7] * 7, [0.05, 0.30, 0.35, 0.30], [0.1, 0.2, 0.7 + 1e-7]])
+def test_alpha_survives_other_members_and_being_validated_again(alpha: list[float]) -> None:
+    ensemble = RandomizedEnsemble([constant(0)] * len(alpha), alpha)
+    other = ensemble.with_members([constant(1)] * len(alpha))
+    assert other.alpha.tolist() == ensemble.alpha.tolist() == validated_alpha(ensemble.alpha, len(alpha)).tolist()
+    assert abs(sum(other.alpha.tolist()) - 1) < 1e-12 and other.predictions(torch.zeros(2, 3)).tolist()[0] == [1, 1]
+
+
+def test_sums_of_probabilities_are_rounded_alike() -> None:
+    assert rounded(0.1 + 0.2) == rounded(np.array([0.1 + 0.2]))[0] == 0.3
+    assert rounded(torch.tensor([0.1 + 0.2], dtype=torch.float64)).item() == 0.3
+
+
 def test_with_alpha_shares_the_members() -> None:
     ensemble = mlp_ensemble(2)
     other = ensemble.with_alpha([0.9, 0.1])
@@ -184,7 +197,7 @@ def test_members_that_do_not_give_logits(members: list[nn.Module], message: str)
 
 @pytest.mark.parametrize("y", [torch.zeros(3, dtype=torch.long), torch.zeros(2, 1, dtype=torch.long)])
 def test_labels_of_another_length_do_not_broadcast(y: Tensor) -> None:
-    with pytest.raises(InputError, match="x has 2 samples and y has shape"):
+    with pytest.raises(InputError, match="y has shape"):
         mlp_ensemble(2).expected_accuracy(points(2, 6), y)
 
 

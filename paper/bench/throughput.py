@@ -14,10 +14,9 @@ from paper.recipe import measured_item
 from paper.results import Figure, RowResult
 from paper.setup import Setup
 from recarc.ensemble import Member
-from recarc.evaluation.fingerprint import environment
 from recarc.fast import accelerate
 from recarc.models.registry import build
-from recarc.provenance import commit
+from recarc.provenance import commit, environment
 
 NETS = {  # row: architecture, image size, classes, options, batch
     "resnet20-32": ("resnet20", 32, 10, {}, 512),

@@ -24,30 +24,30 @@ from paper.setup import Setup
 from recarc.data.imageset import ImageSet
 from recarc.models.registry import build
 from recarc.runtime import kernel_settings
-from recarc.training.checkpoint import RunFolder
-from recarc.training.config import pose
-from recarc.training.cuda_graph import stepper
+from recarc.training.checkpoint import CheckpointFolder
+from recarc.training.config import configure
+from recarc.training.cuda_graph import step_function
 from recarc.training.distributed import Group
-from recarc.training.progress import Board, Progress
-from recarc.training.run import Run
-from recarc.training.speed_options import Switches, machine_for
+from recarc.training.progress import Progress
+from recarc.training.run import TrainingRun
+from recarc.training.speed_options import SpeedOptions, make_execution
 
 EPS, LR, BATCH = radius(LINF), 0.1, 128
 NOTE = (
     f"Adversarial training with PGD-7 at batch {BATCH}: milliseconds per step and member (fastest-slowest) against a "
     "plain eager loop in PyTorch's default precision in the same run."
 )
-OFF = Switches(False, False, False, False, False, False, False)
-VARIANTS: dict[str, tuple[Switches, dict[str, Any], int]] = {
-    # name: switches, recipe changes, members trained at the same time
+OFF = SpeedOptions(False, False, False, False, False, False, False)
+VARIANTS: dict[str, tuple[SpeedOptions, dict[str, Any], int]] = {
+    # name: speed options, recipe changes, members trained at the same time
     "recarc, everything off": (OFF, {"attack_mode": "train"}, 1),
     "bf16, channels_last": (replace(OFF, bf16=True, channels_last=True), {"attack_mode": "train"}, 1),
-    "+ CUDA graph": (Switches(fold=False), {"attack_mode": "train"}, 1),
-    "+ attack in evaluation mode": (Switches(fold=False), {"attack_mode": "eval"}, 1),
-    "+ batch norm folded": (Switches(fuse=False), {"attack_mode": "eval"}, 1),
-    "+ convolutions fused (default)": (Switches(), {"attack_mode": "eval"}, 1),
-    "default, 2 members side by side": (Switches(), {"attack_mode": "eval"}, 2),
-    "default, 4 members side by side": (Switches(), {"attack_mode": "eval"}, 4),
+    "+ CUDA graph": (SpeedOptions(fold=False), {"attack_mode": "train"}, 1),
+    "+ attack in evaluation mode": (SpeedOptions(fold=False), {"attack_mode": "eval"}, 1),
+    "+ batch norm folded": (SpeedOptions(fuse=False), {"attack_mode": "eval"}, 1),
+    "+ convolutions fused (default)": (SpeedOptions(), {"attack_mode": "eval"}, 1),
+    "default, 2 members side by side": (SpeedOptions(), {"attack_mode": "eval"}, 2),
+    "default, 4 members side by side": (SpeedOptions(), {"attack_mode": "eval"}, 4),
 }
 
 
@@ -90,8 +90,8 @@ def crop_and_flip(x: Tensor) -> Tensor:
 
 def fast_step(arch: str, data: ImageSet, batch: int, device: torch.device, name: str) -> tuple[Any, int, list[str]]:
     """The step of recarc's own loop, batch loading included; how many members it trains; what was switched off."""
-    switches, changes, members = VARIANTS[name]
-    problem = pose(
+    speed, changes, members = VARIANTS[name]
+    config = configure(
         "iat",
         data,
         arch,
@@ -106,23 +106,23 @@ def fast_step(arch: str, data: ImageSet, batch: int, device: torch.device, name:
         arch_options={},
         confirm=True,
     )
-    machine = machine_for(device, Group(), switches)
-    run = Run(problem, machine, switches, RunFolder(None, {}, 1e9, False), Progress(None), Board(None))
-    lanes = [run.lane(stage) for stage in run.groups[0]]
+    execution = make_execution(config, device, Group(), speed)
+    run = TrainingRun(config, execution, CheckpointFolder(None, {}, 1e9), Progress(None))
+    trainers = [run.trainer(stage) for stage in run.groups[0]]
     steps_per_epoch = len(run.data) // batch
     steps = 1000 * steps_per_epoch
-    for lane in lanes:
-        lane.load(0, steps, steps_per_epoch)
-    advance = stepper(lanes, machine)
+    for trainer in trainers:
+        trainer.load(0, steps, steps_per_epoch)
+    advance = step_function(trainers, execution)
     position = iter(range(steps))
 
     def step() -> None:
         at = next(position)
-        for lane in lanes:
-            lane.load(at, steps, steps_per_epoch)
+        for trainer in trainers:
+            trainer.load(at, steps, steps_per_epoch)
         advance()
 
-    return step, len(lanes), machine.notes
+    return step, len(trainers), execution.notes
 
 
 def timed(step: Callable[[], None], device: torch.device, blocks: int, size: int) -> list[float]:

@@ -1,8 +1,9 @@
-"""Nothing half-written: files and folders are made aside and renamed into place. Locks between processes."""
+"""Nothing half-written: files and folders are written under a temporary name and renamed. Locks between processes."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import time
@@ -11,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
-PART = ".part"  # in every temporary name, so that leftovers of killed processes can be recognised
+PART = ".part"  # part of every temporary name, so that the leftovers of killed processes can be recognised
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`, of the same suffix, to write a file or a folder to.
+    """Yield a temporary name beside `path`, with the same suffix, for a file or a folder.
 
-    At the end of the block it takes the place of `path`; after an error `path` is as it was.
+    At the end of the block it replaces `path`; after an error `path` is unchanged.
     """
     part = _temporary(path)
     try:
@@ -30,12 +31,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """The file with this content, on the disk when this returns; after an error it is as it was before."""
+    """Write a file so that it is on the disk when this returns; after an error it is unchanged."""
     write_all({path: data})
 
 
 def write_all(files: Mapping[Path, bytes]) -> None:
-    """Write every file under a temporary name, then rename them in order: all or none on a full disk."""
+    """Write every file under a temporary name, then rename them in order: all of them or, on a full disk, none."""
     parts = {path: _temporary(path) for path in files}
     try:
         for path, part in parts.items():
@@ -51,7 +52,7 @@ def write_all(files: Mapping[Path, bytes]) -> None:
 
 
 def write_through(path: Path, data: bytes) -> None:
-    """Return only once the data is on the disk."""
+    """Write a file in place and return only once it is on the disk."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -59,7 +60,7 @@ def write_through(path: Path, data: bytes) -> None:
 
 
 def sweep(folder: Path, older_than: float = 0.0) -> None:
-    """Remove what killed processes left under temporary names, if untouched for `older_than` seconds."""
+    """Remove the temporary files that killed processes left behind, if untouched for `older_than` seconds."""
     for leftover in folder.glob(f".*{PART}*"):
         with contextlib.suppress(OSError):
             if time.time() - leftover.stat().st_mtime >= older_than:
@@ -67,14 +68,17 @@ def sweep(folder: Path, older_than: float = 0.0) -> None:
 
 
 class Lock:
-    """A lock file, held until `release` or the end of a `with`; the system frees that of a killed process.
+    """A lock file, held until `release` or the end of a `with` block; the system releases it if the process dies.
 
-    BlockingIOError where another process holds it, unless told to `wait`.
+    Raises BlockingIOError if another process holds it, unless `wait` is set. A symbolic link is never followed:
+    opening a lock file empties it, and a link could point at anything.
     """
 
     def __init__(self, path: Path, wait: bool = False) -> None:
         from filelock import FileLock, Timeout
 
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, f"the lock file {path} is a symbolic link; remove it", str(path))
         self.path = path
         self._lock = FileLock(path, timeout=-1 if wait else 0)
         try:
@@ -84,7 +88,7 @@ class Lock:
         self._held = path.stat()
 
     def in_place(self) -> bool:
-        """Whether the lock file is still the one that was locked: not deleted, moved, or made anew."""
+        """Whether the lock file is still the one that was locked: not deleted, moved or recreated."""
         try:
             return os.path.samestat(self.path.stat(), self._held)
         except OSError:
@@ -103,12 +107,12 @@ class Lock:
 
 
 def _temporary(path: Path) -> Path:
-    """A name beside `path` that nothing has yet."""
+    """An unused name beside `path`."""
     return path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}{PART}{path.suffix}")
 
 
 def _move(part: Path, path: Path) -> None:
-    """Rename into place; a folder that is there steps aside first and comes back if that fails."""
+    """Rename `part` to `path`; an existing folder is moved aside first and restored if the rename fails."""
     if not path.is_dir():
         part.replace(path)
         return
@@ -130,7 +134,7 @@ def _remove(path: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make renames durable where the system can."""
+    """Make renames in a folder durable, where the system supports it."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Deployment: members drawn so that nobody can foresee which one answers, and files to run them elsewhere."""
+"""Deployment: members drawn so that nobody can predict which one answers, and exported files to run elsewhere."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from recarc.errors import InputError, unknown
 
 FORMATS = {"torch": ".pt2", "onnx": ".onnx"}
 MANIFEST = "deployment.json"
-AGREEMENT = 1e-3  # of an exported member with the original, relative to its largest logit; rounding is far below
+AGREEMENT = 1e-3  # of an exported member with the original, relative to the largest logit; rounding is far below
 
 
 class Drawn(Protocol):
-    """What deployment needs of an ensemble: its members and how often each is drawn."""
+    """What deployment needs of an ensemble: its members, and how often each is drawn."""
 
     @property
     def members(self) -> Sequence[Callable[[Tensor], Tensor]]: ...
@@ -34,10 +34,10 @@ class Drawn(Protocol):
 
 
 class Draws:
-    """Independent draws d ~ alpha. Without a seed from the operating system's generator, which nobody can predict.
+    """Independent draws d ~ alpha; without a seed, from the operating system's generator, which nobody can predict.
 
-    Every alpha is a binary fraction, so the draw is of a whole number below their common denominator: the
-    probabilities are alpha to the last bit, with no rounding of a random float.
+    Every alpha is a binary fraction, so a whole number below their common denominator is drawn: the probabilities are
+    alpha to the last bit, with no rounding of a random float.
     """
 
     def __init__(self, alpha: Tensor, seed: int | None = None) -> None:
@@ -56,9 +56,9 @@ class Draws:
 
 
 class Deployed(nn.Module):
-    """Answers every sample with a member of its own draw, without gradients.
+    """Answers every sample with a member drawn for it, without gradients.
 
-    The draw is secret, but not everything else is: members of different cost show in the time an answer takes.
+    The draw is secret, but members of different cost give themselves away by the time an answer takes.
     """
 
     def __init__(self, ensemble: Drawn, seed: int | None = None) -> None:
@@ -80,7 +80,7 @@ class Deployed(nn.Module):
 
 
 def answered(members: Sequence[Callable[[Tensor], Tensor]], x: Tensor, drawn: Tensor) -> Tensor:
-    """Logits (B, C): row b from members[drawn[b]], each member called once with its rows."""
+    """Logits (B, C): row b from members[drawn[b]]; each member is called once, with its rows."""
     if not len(x):
         return members[0](x)
     drawn = drawn.to(x.device)
@@ -91,10 +91,11 @@ def answered(members: Sequence[Callable[[Tensor], Tensor]], x: Tensor, drawn: Te
 
 
 def export(ensemble: Drawn, folder: str | Path, example: Tensor, format: str = "torch") -> Path:
-    """Each member as a file that runs without its Python code, for any batch size, and alpha in `deployment.json`.
+    """Write each member as a file that runs without its Python code, for any batch size, and alpha to
+    `deployment.json`.
 
-    `example` is a batch of inputs; what was written is read back and must give the members' logits on it.
-    format="torch": `torch.export` programs. format="onnx": needs the extra recarc[onnx].
+    `example` is a batch of inputs; each file is read back and must give the member's logits on it. format="torch":
+    `torch.export` programs. format="onnx": needs the extra recarc[onnx].
     """
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
@@ -109,21 +110,21 @@ def export(ensemble: Drawn, folder: str | Path, example: Tensor, format: str = "
     _check_modes(modules)
     with replacing(folder) as part:
         part.mkdir()
-        told = {
+        manifest = {
             "format": format,
             "alpha": ensemble.alpha.tolist(),
             "input": {"shape": list(example.shape[1:]), "dtype": str(example.dtype).removeprefix("torch.")},
             "members": [_exported(m, part / f"member_{i}{FORMATS[format]}", example) for i, m in enumerate(modules)],
             "torch": torch.__version__,
         }
-        (part / MANIFEST).write_text(json.dumps(told, indent=2))
+        (part / MANIFEST).write_text(json.dumps(manifest, indent=2))
     return folder
 
 
 def _check_modes(members: Sequence[Callable[[Tensor], Tensor]]) -> None:
     for i, member in enumerate(members):
         if isinstance(member, nn.Module) and any(getattr(m, "training", False) for m in member.modules()):
-            raise InputError(f"member {i} is in train mode; call ensemble.eval() before it is deployed")
+            raise InputError(f"member {i} is in train mode; call ensemble.eval() before deploying it")
 
 
 class _Callable(nn.Module):
@@ -138,20 +139,22 @@ class _Callable(nn.Module):
 
 
 def _exported(module: nn.Module, file: Path, example: Tensor) -> dict[str, Any]:
-    """Writes one member, reads it back, and compares."""
+    """Write one member, read it back, and compare."""
     with torch.no_grad():
         expected = module(example)
         program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
         if file.suffix == FORMATS["torch"]:
             torch.export.save(program, file)
-            found = torch.export.load(file).module()(example)
+            logits = torch.export.load(file).module()(example)
         else:
             names: dict[str, Any] = {"input_names": ["x"], "output_names": ["logits"]}
             torch.onnx.export(program, (), str(file), dynamo=True, external_data=False, verbose=False, **names)
-            found = _run_onnx(file, example)
-    gap = float((found.to(expected) - expected).abs().max() / expected.abs().max().clamp(min=1))
+            logits = _run_onnx(file, example)
+    gap = float((logits.to(expected) - expected).abs().max() / expected.abs().max().clamp(min=1))
     if not gap <= AGREEMENT:
-        raise InputError(f"{file.name} gives other logits than the member it was exported from (by {gap:.2g})")
+        raise InputError(
+            f"{file.name} gives other logits than the member it was exported from (they differ by {gap:.2g})"
+        )
     return {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "difference": gap}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +16,8 @@ from recarc.inputs import check_y
 from recarc.losses import loss_named
 
 Member: TypeAlias = Callable[[Tensor], Tensor]
+Real = TypeVar("Real", float, np.ndarray, Tensor)
+DIGITS = 12  # of sums of probabilities; what is beyond them is rounding error
 
 
 class RandomizedEnsemble(nn.Module):
@@ -63,8 +66,12 @@ class RandomizedEnsemble(nn.Module):
         return next(iter(devices), None)
 
     def with_alpha(self, alpha: Sequence[float] | Tensor | None) -> RandomizedEnsemble:
-        """The same members under other sampling probabilities."""
+        """The same members with other sampling probabilities."""
         return RandomizedEnsemble(self.members, alpha)
+
+    def with_members(self, members: Sequence[Member]) -> RandomizedEnsemble:
+        """Other members (wrapped, converted, accelerated) with the same alpha, to the last bit."""
+        return RandomizedEnsemble(members, self.alpha)
 
     def logits(self, x: Tensor) -> Tensor:
         """(M, B, C) logits of every member."""
@@ -91,15 +98,15 @@ class RandomizedEnsemble(nn.Module):
         return self.predictions(x) == y
 
     def expected_accuracy(self, x: Tensor, y: Tensor) -> Tensor:
-        """L of Eq. (1) for each sample, (B,) float64."""
+        """L of Eq. (1) per sample, (B,) float64."""
         return self.score(self.correct(x, y))
 
     def score(self, correct: Tensor) -> Tensor:
-        """sum_i alpha_i 1{member i is right} of (M, B) bits, in float64, rounded so that equal sums compare equal."""
+        """sum_i alpha_i 1{member i is right} of (M, B) bits, (B,) float64; equal sums compare equal."""
         if correct.device.type == "mps":  # no float64 there
             correct = correct.cpu()
         alpha = self.alpha.to(correct.device)
-        return torch.round((alpha[:, None] * correct).sum(0), decimals=12)
+        return rounded((alpha[:, None] * correct).sum(0))
 
     def expected_loss(self, x: Tensor, y: Tensor, loss: str = "ce") -> Tensor:
         """sum_i alpha_i l(f_i(x), y), (B,): the objective of adaptive PGD. Differentiable in x."""
@@ -115,26 +122,34 @@ class RandomizedEnsemble(nn.Module):
         return torch.multinomial(self.alpha, count, replacement=True, generator=generator)
 
     def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Deployment: every sample is answered by a member of its own draw. Never evaluate robustness with this."""
+        """Deployment: a member is drawn for each sample. Never evaluate robustness with this."""
         return answered(self.members, x, self.draw(len(x), generator) if len(x) else self.alpha.new_zeros(0))
 
     def deploy(self, seed: int | None = None) -> Deployed:
-        """The ensemble as it answers in service: draws from the operating system's generator, which an attacker cannot
-        predict; with a seed the same draws every time, for tests."""
+        """The ensemble as it answers in service, drawing from the operating system's generator, which an attacker
+        cannot predict; with a seed, the draws are the same every time (for tests)."""
         return Deployed(self, seed)
 
 
+def rounded(value: Real) -> Real:
+    """Sums of probabilities to 12 digits, so that equal ones compare equal: 0.3, not 0.30000000000000004."""
+    return round(value, DIGITS) if isinstance(value, float) else value.round(decimals=DIGITS)
+
+
 def validated_alpha(alpha: Sequence[float] | Tensor | None, count: int) -> Tensor:
-    """alpha as a (M,) float64 tensor that sums to one; None is equiprobable."""
+    """alpha as a (M,) float64 tensor that sums to one; None is equiprobable.
+
+    What sums to one up to rounding is taken as it is, so that validating twice changes nothing.
+    """
     if alpha is None:
         return torch.full((count,), 1.0 / count, dtype=torch.float64)
     narrow = str(getattr(alpha, "dtype", "")).endswith(("float32", "float16"))
     try:
         values = torch.as_tensor(alpha, dtype=torch.float64).detach().cpu().clone()
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"alpha is {alpha!r}; expected one number a member, such as [0.9, 0.1]") from None
+        raise InputError(f"alpha is {alpha!r}; expected one number per member, such as [0.9, 0.1]") from None
     if narrow:
-        values = torch.round(values, decimals=6)  # 0.1 in float32 is meant as 0.1
+        values = values.round(decimals=6)  # 0.1 in float32 is meant as 0.1
     shown = [round(v, 6) for v in values.flatten().tolist()]
     if values.dim() != 1 or len(values) != count:
         raise InputError(f"alpha has {values.numel()} values for {count} members: {shown}")
@@ -143,14 +158,14 @@ def validated_alpha(alpha: Sequence[float] | Tensor | None, count: int) -> Tenso
     total = float(values.sum())
     if abs(total - 1) > 1e-5:
         raise InputError(f"alpha sums to {total:.6g}, not 1: {shown}; divide it by its sum")
-    return values / total if total != 1 else values
+    return values if abs(total - 1) <= 10**-DIGITS else values / total
 
 
 def check_logits(out: object, x: Tensor, i: int) -> None:
-    """Refuse what is not a (B, C) tensor, with the way to make it one."""
+    """Refuse anything but a (B, C) tensor, and say how to get one."""
     if not isinstance(out, Tensor):
-        ways: dict[type, str] = {tuple: "[0]", list: "[0]", dict: '["logits"]'}
-        key = ways.get(type(out), ".logits")
+        access: dict[type, str] = {tuple: "[0]", list: "[0]", dict: '["logits"]'}
+        key = access.get(type(out), ".logits")
         raise InputError(
             f"member {i} returns a {type(out).__name__}, not logits; wrap it, such as lambda x: model(x){key}"
         )
@@ -160,7 +175,7 @@ def check_logits(out: object, x: Tensor, i: int) -> None:
 
 @contextmanager
 def untouched(x: Tensor, i: int) -> Iterator[None]:
-    """Refuse a member that writes into its input, which would attack and judge other images than were given."""
+    """Refuse a member that writes into its input: the attack and the judge would see other images than were given."""
     before = None if x.is_inference() else x._version
     yield
     if before is not None and x._version != before:
@@ -179,7 +194,7 @@ def as_ensemble(model: RandomizedEnsemble | Member) -> RandomizedEnsemble:
 
 @contextmanager
 def frozen(ensemble: RandomizedEnsemble) -> Iterator[None]:
-    """Evaluation mode, no parameter gradients; every flag is put back at the end, also after an error."""
+    """Evaluation mode without parameter gradients; every flag is restored at the end, also after an error."""
     modules = [(m, m.training) for m in ensemble.modules() if hasattr(m, "training")]  # a frozen script has no modes
     parameters = [p for p in ensemble.parameters() if p.requires_grad]
     try:

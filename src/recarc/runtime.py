@@ -24,34 +24,36 @@ PRECISIONS = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-COARSE = ("tf32", "float16", "bfloat16")  # rounds more than float32: to search with, not to judge
+COARSE = ("tf32", "float16", "bfloat16")  # round more than float32: for the search of an attack, not for judging it
 AUTOCAST = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-PATIENCE = timedelta(days=30)  # ranks finish hours apart; a dead one closes its connection and is noticed at once
+TIMEOUT = timedelta(days=30)  # ranks finish hours apart; a dead one closes its connection and is noticed at once
 
 
 def device_named(name: str | torch.device | None = "auto") -> torch.device:
-    """The device of this name; "auto" is the best there is. Under torchrun "cuda" is each process's own GPU."""
+    """The device of this name; "auto" is the best available. Under torchrun "cuda" is each process's own GPU."""
     kind, _, index = str(name or "auto").partition(":")
-    if kind not in DEVICES:
+    if kind not in DEVICES or (kind == "auto" and index):
         raise unknown("device", str(name), DEVICES)
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if kind == "auto":
-        kind, index = ("cuda" if cuda else "mps" if mps else "cpu"), ""
+        kind = "cuda" if cuda else "mps" if mps else "cpu"
     if (kind == "cuda" and not cuda) or (kind == "mps" and not mps):
         raise InputError(f"device {str(name)!r} is not available here; use cpu or auto")
     if kind == "cuda" and not index:
         index = str(local_rank() % torch.cuda.device_count())
     try:
         device = torch.device(f"{kind}:{index}" if index else kind)
-        if kind == "cuda" and device.index >= torch.cuda.device_count():
-            raise RuntimeError(f"there are {torch.cuda.device_count()} GPUs")
     except RuntimeError as error:
         raise InputError(f"device {str(name)!r} is not available here: {first_line(error)}") from None
+    if kind == "cuda" and device.index >= torch.cuda.device_count():
+        raise InputError(
+            f"device {str(name)!r} is not available here; the GPUs are cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+        )
     return device
 
 
 def use_device(name: str) -> torch.device:
-    """The device of this name, made the current one of the process."""
+    """The device of this name, made the current device of the process."""
     device = device_named(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -64,16 +66,17 @@ def world_size() -> int:
 
 
 def local_rank() -> int:
+    """The number of this process on its machine, as torchrun gives it; 0 outside torchrun."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def first_process() -> bool:
-    """Of the processes that torchrun started, the one that speaks for all."""
+    """Whether this is the process that prints and writes for all that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def check_precision(precision: str, device: torch.device, known: Collection[str] = tuple(PRECISIONS)) -> None:
-    """Known, and possible on this device."""
+    """Refuse a precision that is unknown or impossible on this device."""
     if precision not in known:
         raise unknown("precision", precision, known)
     if precision == "float16" and device.type != "cuda":
@@ -82,7 +85,7 @@ def check_precision(precision: str, device: torch.device, known: Collection[str]
 
 @contextmanager
 def in_precision(precision: str, device: torch.device) -> Iterator[None]:
-    """The precision of kernels inside; the fastest kernels by trial unless the caller wants deterministic ones."""
+    """Run kernels in this precision, the fastest ones found by trial unless deterministic ones are switched on."""
     with ExitStack() as stack:
         if precision in AUTOCAST:
             stack.enter_context(torch.autocast(device.type, AUTOCAST[precision]))
@@ -95,20 +98,20 @@ def in_precision(precision: str, device: torch.device) -> Iterator[None]:
 def kernel_settings(
     device: torch.device, *, tf32: bool | None = None, benchmark: bool | None = None, deterministic: bool | None = None
 ) -> Iterator[None]:
-    """torch's global switches for CUDA kernels, put back at the end; None leaves one as it is."""
+    """Set torch's global switches for CUDA kernels and restore them at the end; None leaves a switch alone."""
     if device.type != "cuda":
         yield
         return
     cudnn = torch.backends.cudnn
     before = cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic, torch.get_float32_matmul_precision()
-    if tf32 is not None:
-        cudnn.allow_tf32 = tf32
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    if benchmark is not None:
-        cudnn.benchmark = benchmark
-    if deterministic is not None:
-        cudnn.deterministic = deterministic
     try:
+        if tf32 is not None:
+            cudnn.allow_tf32 = tf32
+            torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        if benchmark is not None:
+            cudnn.benchmark = benchmark
+        if deterministic is not None:
+            cudnn.deterministic = deterministic
         yield
     finally:
         cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before[:3]
@@ -128,26 +131,22 @@ class Ranks:
         return self.rank == 0
 
     def agree(self, decide: Callable[[], T]) -> T:
-        """What rank 0 decides, on every rank; its bad-input and run errors too."""
+        """What rank 0 decides, on every rank; if it fails with a bad-input or run error, every rank raises it."""
         if self.world == 1:
             return decide()
-        message: list[Any] = [None, None]
-        failure: Exception | None = None
+        answer: list[Any] = [None, None]  # result, error
         if self.first:
             try:
-                message = ["ok", decide()]
+                answer[0] = decide()
             except (InputError, RunError) as error:
-                failure = error
-                message = [type(error).__name__, str(error)]
-        dist.broadcast_object_list(message, src=0, group=self.group)
-        if failure is not None:
-            raise failure
-        if message[0] != "ok":
-            raise (InputError if message[0] == "InputError" else RunError)(message[1])
-        return message[1]
+                answer[1] = error
+        dist.broadcast_object_list(answer, src=0, group=self.group)
+        if answer[1] is not None:
+            raise answer[1]
+        return answer[0]
 
     def together(self, work: Callable[[], T]) -> T:
-        """What each rank gets for itself; where one fails on bad input or a run error, all of them do."""
+        """Each rank's own result; if one fails with a bad-input or run error, every rank raises it."""
         if self.world == 1:
             return work()
         result: Any = None
@@ -156,17 +155,17 @@ class Ranks:
             result = work()
         except (InputError, RunError) as error:
             failure = error
-        told: list[Any] = [None] * self.world
-        dist.all_gather_object(told, failure and (type(failure).__name__, str(failure)), group=self.group)
+        failures: list[Any] = [None] * self.world
+        dist.all_gather_object(failures, failure, group=self.group)
         if failure is not None:
             raise failure
-        for rank, other in enumerate(told):
+        for rank, other in enumerate(failures):
             if other is not None:
-                raise (InputError if other[0] == "InputError" else RunError)(f"rank {rank}: {other[1]}")
+                raise type(other)(f"rank {rank}: {other}")
         return result
 
     def wait(self) -> None:
-        """Until every rank is here."""
+        """Block until every rank arrives here."""
         if self.world > 1:
             dist.barrier(group=self.group)
 
@@ -175,21 +174,23 @@ _meetings = itertools.count()
 
 
 def meet(backend: str, timeout: timedelta | None = None) -> None:
-    """A process group of all that torchrun started, at a place of its own: torch's place still has the old addresses
-    when processes meet a second time."""
+    """Form the process group of all that torchrun started.
+
+    Each time under a new key of the store: torch's own key still holds the old addresses when processes meet again.
+    """
     store, rank, world = next(iter(dist.rendezvous("env://")))
-    place = dist.PrefixStore(f"recarc {next(_meetings)}", store)
-    dist.init_process_group(backend, store=place, rank=rank, world_size=world, timeout=timeout)
+    fresh = dist.PrefixStore(f"recarc {next(_meetings)}", store)
+    dist.init_process_group(backend, store=fresh, rank=rank, world_size=world, timeout=timeout)
 
 
 @contextmanager
 def joined_ranks() -> Iterator[Ranks]:
-    """The processes that torchrun's environment names, connected for control messages only (gloo, on any device)."""
+    """All processes of this torchrun job, connected for control messages only (gloo, on any device)."""
     if dist.is_available() and dist.is_initialized():
         if dist.get_world_size() == 1:
             yield Ranks()
             return
-        group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         try:
             yield Ranks(dist.get_rank(), dist.get_world_size(), group)
         finally:
@@ -198,7 +199,7 @@ def joined_ranks() -> Iterator[Ranks]:
     if world_size() == 1 or "RANK" not in os.environ:
         yield Ranks()
         return
-    meet("gloo", PATIENCE)
+    meet("gloo", TIMEOUT)
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size(), None)
     finally:

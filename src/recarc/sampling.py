@@ -1,7 +1,7 @@
 """Choosing the sampling probabilities: the paper's grid, OSP, and a cutting-plane linear program.
 
-The error of an ensemble under the best attack is convex and piecewise linear in alpha, with the set of fooled members
-as a sub-gradient. Every pattern an attack finds is therefore a plane below that error.
+The error of an ensemble under the best attack is convex and piecewise linear in alpha, and the set of fooled members is
+a subgradient. So every pattern of fooled members that an attack finds is a plane below that error.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ MOST_POINTS = 1000  # attacks that a grid search may take
 
 
 def silent(method: str, alpha: list[float], accuracy: float) -> None:
-    """Watches a search and says nothing."""
+    """The `watch` of a search that reports nothing."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """alpha as one method chose it, and the accuracy that method itself believed in."""
+    """alpha as one method chose it, and the accuracy that this method's own attack left (`believed`)."""
 
     method: str
     alpha: list[float]
     believed: float
-    history: list[tuple[list[float], float]]  # every alpha tried, with its accuracy under the method's attack
+    history: list[tuple[list[float], float]]  # every alpha tried, with its accuracy under that attack
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Labelled inputs on the members' device, attacked in batches; every pattern found on them is remembered."""
+    """Labelled inputs on the members' device, attacked in batches; remembers every pattern found on them."""
 
     x: Tensor
     y: Tensor
@@ -63,7 +63,7 @@ class Samples:
         return self.seen[-1]
 
     def accuracy(self, alpha: list[float]) -> float:
-        """At `alpha` under the worst, sample by sample, of all patterns seen."""
+        """The accuracy at `alpha` under the worst pattern seen on each sample."""
         return 1 - float(np.max(np.array(alpha) @ np.stack(self.seen), axis=0).mean())
 
 
@@ -74,7 +74,7 @@ def grid_search(
     points: int = 11,
     watch: Watch = silent,
 ) -> Choice:
-    """The paper's: the alpha on an even grid of the simplex with the highest accuracy under AdaptivePGD."""
+    """The paper's choice: the alpha on an even grid of the simplex with the highest accuracy under AdaptivePGD."""
     check_grid(len(ensemble), points)
     attack = attack or AdaptivePGD()
     history = []
@@ -94,18 +94,18 @@ def osp(
     step: float = 1.0,
     watch: Watch = silent,
 ) -> Choice:
-    """Dbouk and Shanbhag 2023: alpha <- proj(alpha - (step / t) g), g_m the error of member m under the attack."""
+    """Dbouk and Shanbhag 2023: alpha <- proj(alpha - (step / t) g), with g_m the error of member m under the attack."""
     attack = attack or Climb(orders=1)
 
     def errors(alpha: Tensor) -> Tensor:
-        found = samples.patterns(ensemble.with_alpha(alpha), attack).mean(1)
-        watch("osp", alpha.tolist(), 1 - float(alpha.numpy() @ found))
-        return torch.from_numpy(found)
+        g = samples.patterns(ensemble.with_alpha(alpha), attack).mean(1)
+        watch("osp", alpha.tolist(), 1 - float(alpha.numpy() @ g))
+        return torch.from_numpy(g)
 
     uniform = torch.full((len(ensemble),), 1 / len(ensemble), dtype=torch.float64)
-    found = projected_descent(errors, uniform, rounds, step)
-    history = [(alpha, 1 - error) for alpha, error in found.rounds]
-    return Choice("osp", found.alpha.tolist(), 1 - found.error, history)
+    best = projected_descent(errors, uniform, rounds, step)
+    history = [(alpha, 1 - error) for alpha, error in best.rounds]
+    return Choice("osp", best.alpha.tolist(), 1 - best.error, history)
 
 
 def cutting_planes(
@@ -118,8 +118,8 @@ def cutting_planes(
 ) -> Choice:
     """Alternate the attack at alpha with the linear program over all patterns found, until the two agree.
 
-    The program's value is a lower bound on the error of the best alpha under the attack; the attack's error at the
-    proposed alpha is an upper one. Starts from the uniform alpha and every vertex.
+    The program's value is a lower bound on the error of the best alpha under the attack, and the attack's error at the
+    proposed alpha an upper one. Starts from the uniform alpha and every vertex.
     """
     attack = attack or Climb(orders=1)
     size = len(ensemble)
@@ -141,7 +141,7 @@ def cutting_planes(
 
 
 def best_for_patterns(seen: list[Patterns]) -> tuple[list[float], float]:
-    """min over alpha of (1/n) sum_j s_j with s_j >= u . alpha for every pattern u found on sample j; (alpha, value)."""
+    """(alpha, value) of min (1/n) sum_j s_j over alpha, with s_j >= u . alpha for every pattern u found on sample j."""
     from scipy.optimize import linprog
     from scipy.sparse import coo_matrix
 
@@ -171,7 +171,8 @@ def best_for_patterns(seen: list[Patterns]) -> tuple[list[float], float]:
 class TwoMembers:
     """Does randomising over two members help at all? Only if P(R) > |e_1 - e_2|.
 
-    e_i: share of samples on which member i falls alone; P(R): each falls alone, but no perturbation found fools both.
+    e_i: share of samples on which member i can be fooled alone; P(R): share on which each can be fooled alone, but no
+    perturbation that was found fools both.
     """
 
     e_1: float
@@ -190,13 +191,13 @@ class TwoMembers:
     def sentence(self) -> str:
         better, other = ("first", "second") if self.e_1 <= self.e_2 else ("second", "first")
         figures = (
-            f"on {100 * self.p_r:.2f} % of the samples either member can be fooled but not both at once, and alone the "
-            f"{other} falls on {100 * abs(self.e_1 - self.e_2):.2f} % more than the {better}"
+            f"on {100 * self.p_r:.2f} % of the samples either member can be fooled but not both at once, and the "
+            f"{other} can be fooled alone on {100 * abs(self.e_1 - self.e_2):.2f} % more samples than the {better}"
         )
         if not self.helps:
             return (
                 f"Randomising does not help: {figures}. Use the {better} member alone: it keeps "
-                f"{100 * (1 - min(self.e_1, self.e_2)):.2f} %, and drawing the {other} gains nothing."
+                f"{100 * (1 - min(self.e_1, self.e_2)):.2f} %, and ever drawing the {other} gains nothing."
             )
         return (
             f"Randomising helps: {figures}. Use alpha = (1/2, 1/2): it keeps {100 * (1 - self.error(0.5)):.2f} %, "
@@ -205,7 +206,7 @@ class TwoMembers:
 
 
 def two_members(ensemble: RandomizedEnsemble, samples: Samples, attack: Tight | None = None) -> TwoMembers:
-    """The analysis of an ensemble of two, from one tight attack at alpha = (1/2, 1/2) and all that was seen before."""
+    """Analyse an ensemble of two, from one tight attack at alpha = (1/2, 1/2) and every pattern seen before."""
     if len(ensemble) != 2:
         raise InputError(f"the two-member analysis needs an ensemble of 2, this one has {len(ensemble)}")
     even, attack = ensemble.with_alpha([0.5, 0.5]), attack or Tight()
@@ -226,9 +227,9 @@ def two_members(ensemble: RandomizedEnsemble, samples: Samples, attack: Tight | 
 
 
 def grid_size(members: int, points: int) -> int:
-    """How many alpha a grid has."""
+    """How many points the grid on the simplex has."""
     if points < 2:
-        raise InputError(f"a grid needs at least 2 points a side, got {points}")
+        raise InputError(f"a grid needs at least 2 points per side, got {points}")
     return math.comb(points + members - 2, members - 1)
 
 
@@ -237,8 +238,8 @@ def check_grid(members: int, points: int) -> None:
     size = grid_size(members, points)
     if size > MOST_POINTS:
         raise InputError(
-            f"a grid of {points} points a side for {members} members is {size:,} attacks, more than {MOST_POINTS:,}; "
-            "use osp or lp, or fewer points"
+            f"a grid of {points} points per side for {members} members takes {size:,} attacks, more than "
+            f"{MOST_POINTS:,}; use osp or lp, or fewer points"
         )
 
 
@@ -263,7 +264,7 @@ class Sampling:
 def projected_descent(
     errors: Callable[[Tensor], Tensor], alpha: Tensor, rounds: int = ROUNDS, step: float = 1.0
 ) -> Sampling:
-    """Projected sub-gradient descent on the simplex; `errors(alpha)` gives the members' errors under attack there."""
+    """Projected subgradient descent on the simplex; `errors(alpha)` are the members' errors under attack at alpha."""
     seen: list[tuple[list[float], float]] = []
     best, lowest = alpha, float("inf")
     for t in range(1, rounds + 1):
@@ -277,7 +278,7 @@ def projected_descent(
 
 
 def project_simplex(v: Tensor) -> Tensor:
-    """The nearest point of {a >= 0, sum a = 1} in the Euclidean norm: v - theta, cut at zero."""
+    """The nearest point of {a >= 0, sum a = 1} in the Euclidean norm: v - theta, clamped at zero."""
     ordered = v.sort(descending=True).values
     excess = ordered.cumsum(0) - 1
     count = torch.arange(1, len(v) + 1, dtype=v.dtype, device=v.device)

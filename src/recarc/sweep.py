@@ -1,4 +1,4 @@
-"""Sweeps: the same evaluation along one parameter, every point a run folder, nothing computed twice."""
+"""Sweeps: the same evaluation along one parameter, one run folder per point, nothing computed twice."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recarc.ensemble import RandomizedEnsemble
+from recarc.ensemble import RandomizedEnsemble, rounded
 from recarc.errors import InputError, unknown
 from recarc.evaluation.engine import evaluate
 from recarc.evaluation.result import Estimate, Evaluation, estimate
-from recarc.evaluation.run_folder import RUN, RunFolder, write_all
+from recarc.evaluation.run_folder import write_all
+from recarc.evaluation.samples import as_samples
 from recarc.geometry import Ball
 
 AXES = ("alpha", "eps", "steps", "planes", "size")
@@ -22,7 +23,7 @@ FILE = "sweep.json"
 
 @dataclass(frozen=True)
 class Cell:
-    """One attack at one value; `run` is the folder it was read from, `stage` the stage of it (empty: its result)."""
+    """One attack at one value, read from a run folder; `stage` if it is a stage of that run, else empty."""
 
     value: float
     attack: str
@@ -33,7 +34,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The figures of a sweep, in the order of its values."""
+    """The results of a sweep, in the order of its values."""
 
     over: str
     values: list[float]
@@ -50,9 +51,9 @@ class Sweep:
     def to_json(self) -> dict[str, Any]:
         points = []
         for value in self.values:
-            found = {c.attack: c for c in self.cells if c.value == value}
-            figures = {n: {"robust_accuracy": c.estimate.value, "interval": _interval(c)} for n, c in found.items()}
-            points.append({"value": value, "attacks": figures})
+            estimates = {cell.attack: cell.estimate for cell in self.cells if cell.value == value}
+            results = {k: {"robust_accuracy": e.value, "interval": [e.low, e.high]} for k, e in estimates.items()}
+            points.append({"value": value, "attacks": results})
         return {"over": self.over, "values": self.values, "points": points}
 
 
@@ -68,46 +69,48 @@ def sweep(
     tell: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Sweep:
-    """Evaluate every attack at every value of `over`; the same call goes on where it stopped.
+    """Evaluate every attack at every value of `over`; the same call resumes where it stopped.
 
-    alpha: probability of the first member, the others share the rest in their own proportion. size: the first M
-    members, equiprobable. planes and steps are set on the attacks that have them. What is shared: an attack without
-    the knob is run once; with a staged attack (Tight) in the list, the figures of attacks that are exactly its first
-    stages (adaptive_pgd, arc with its steps and planes) are read off its records. `options` go to `evaluate`.
+    alpha: probability of the first member; the others share the rest in proportion. size: the first M members,
+    equiprobable. steps and planes are set on the attacks that have them. Work is shared: an attack without the knob
+    runs once, and if a staged attack (Tight) is in the list, attacks that are exactly its first stages (adaptive_pgd,
+    arc with its steps and planes) are read off its records. `tell` is given a line before each run, and `options` go
+    to `evaluate`.
     """
     points = checked_values(ensemble, attacks, ball, over, values)
-    folder = Path(out)
+    samples, folder = as_samples(data), Path(out)
     cells: list[Cell] = []
     for value in points:
-        rec, there = _problem(ensemble, ball, over, value)
+        rec, its_ball = _problem(ensemble, ball, over, value)
         staged: Evaluation | None = None
         contained: Mapping[str, Any] = {}
         for name, attack in _staged_first(attacks):
-            changed = _changed(attack, over, value)
-            if staged is not None and contained.get(name) == changed and not _alone(over, attacks, name):
-                cells.append(Cell(value, name, staged.stage_accuracies[name], _path(staged), name))
+            changed = _with_knob(attack, over, value)
+            if staged is not None and contained.get(name) == changed and not _varies_alone(over, attacks, name):
+                assert staged.path is not None
+                cells.append(Cell(value, name, staged.stage_accuracies[name], staged.path, name))
                 continue
-            own = over not in ("steps", "planes") or changed is not attack
-            place = _place(folder, over, value, name) if own else folder / "shared" / name
+            varies = over not in ("steps", "planes") or changed is not attack
+            run = folder / (f"{over}={_exact(value)}" if varies else "shared") / name
             if tell is not None:
                 tell(f"{over} {value:g}, {name}")
-            result = evaluate(rec, changed, data, there, out=place, **options)
-            cells.append(Cell(value, name, result.robust, place))
+            result = evaluate(rec, changed, samples, its_ball, out=run, **options)
+            cells.append(Cell(value, name, result.robust, run))
             if result.stages:
                 staged, contained = result, getattr(changed, "plain_stages", dict)()
             if result.floor_scores is not None:
-                cells.append(Cell(value, "floor", estimate(result.floor_scores), place, "floor"))
+                cells.append(Cell(value, "floor", estimate(result.floor_scores), run, "floor"))
     order = [*attacks, "floor"]
     cells.sort(key=lambda cell: (points.index(cell.value), order.index(cell.attack)))
-    found = Sweep(over, points, cells, folder)
-    write_all({folder / FILE: json.dumps(found.to_json(), indent=2).encode()})
-    return found
+    swept = Sweep(over, points, cells, folder)
+    write_all({folder / FILE: json.dumps(swept.to_json(), indent=2).encode()})
+    return swept
 
 
 def checked_values(
     ensemble: RandomizedEnsemble, attacks: Mapping[str, Any], ball: Ball, over: str, values: Sequence[float]
 ) -> list[float]:
-    """Refuses a point that cannot be evaluated before the first one is."""
+    """The values without repetition; refuses one that cannot be evaluated, before the first one is."""
     if over not in AXES:
         raise unknown("sweep parameter", over, AXES)
     if not attacks:
@@ -139,32 +142,19 @@ def _problem(ensemble: RandomizedEnsemble, ball: Ball, over: str, value: float) 
 
 
 def first_with(value: float, alpha: Sequence[float]) -> list[float]:
-    """The probabilities in which the first member has this one and the others keep their proportion."""
+    """Probabilities with this value for the first member and the others in their old proportion."""
     if len(alpha) < 2:
         raise InputError("an ensemble of one member has no alpha to sweep")
     if not 0 <= value <= 1:
         raise InputError(f"alpha {value:g} is not a probability; expected values in [0, 1]")
     rest = sum(alpha[1:])
     shares = [a / rest for a in alpha[1:]] if rest > 0 else [1 / (len(alpha) - 1)] * (len(alpha) - 1)
-    return [value, *(round((1 - value) * share, 12) for share in shares)]  # 0.3, not 0.30000000000000004
+    return [value, *(rounded((1 - value) * share) for share in shares)]
 
 
-def _place(folder: Path, over: str, value: float, name: str) -> Path:
-    """The run folder of a point: its value to the last digit, or six digits where an older version made that run."""
-    exact, short = (folder / f"{over}={text}" / name for text in (_exactly(value), f"{value:g}"))
-    return short if exact != short and not exact.exists() and _holds(short, over, value) else exact
-
-
-def _exactly(value: float) -> str:
+def _exact(value: float) -> str:
+    """Six digits if they are exact, else all of them: values that differ have folders that differ."""
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-
-
-def _holds(run: Path, over: str, value: float) -> bool:
-    if not (run / RUN).exists():
-        return False
-    told = RunFolder.open(run).configuration
-    found = {"eps": told["ball"]["eps"], "alpha": told["alpha"][0]}.get(over)
-    return isinstance(found, float) and abs(found - value) <= 1e-12
 
 
 def _has(attack: Any, knob: str) -> bool:
@@ -172,13 +162,13 @@ def _has(attack: Any, knob: str) -> bool:
     return dataclasses.is_dataclass(inner) and knob in {f.name for f in dataclasses.fields(inner)}
 
 
-def _changed(attack: Any, over: str, value: float) -> Any:
-    """The attack with the knob set to this value; itself where it has no such knob."""
+def _with_knob(attack: Any, over: str, value: float) -> Any:
+    """The attack with the knob set to this value; itself if it has no such knob."""
     if over not in ("steps", "planes") or not _has(attack, over):
         return attack
     inner = getattr(attack, "attack", None)
     if inner is not None:
-        return dataclasses.replace(attack, attack=_changed(inner, over, value))
+        return dataclasses.replace(attack, attack=_with_knob(inner, over, value))
     return dataclasses.replace(attack, **{over: int(value)})
 
 
@@ -186,16 +176,7 @@ def _staged_first(attacks: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return sorted(attacks.items(), key=lambda item: not hasattr(item[1], "preset"))
 
 
-def _alone(over: str, attacks: Mapping[str, Any], name: str) -> bool:
+def _varies_alone(over: str, attacks: Mapping[str, Any], name: str) -> bool:
     """Whether the sweep changes this attack but not the staged one that contains it."""
     staged = next(attack for attack in attacks.values() if hasattr(attack, "preset"))
     return over in ("steps", "planes") and _has(attacks[name], over) and not _has(staged, over)
-
-
-def _path(result: Evaluation) -> Path:
-    assert result.path is not None
-    return result.path
-
-
-def _interval(cell: Cell) -> list[float]:
-    return [cell.estimate.low, cell.estimate.high]

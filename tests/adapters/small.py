@@ -10,12 +10,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from recarc import Ball, RandomizedEnsemble
+from recarc import ARC, AdaptivePGD, Attack, Ball, Climb, RandomizedEnsemble, Tight
 from tiny import cnn
 
 ALPHA = [0.5, 0.3, 0.2]
 BALL = Ball("linf", 0.1)
 HINT = "not installed: `make peers`"
+OURS = [ARC(steps=5), AdaptivePGD(steps=5), Climb(start=ARC(variant="corrected"), steps=5), Tight("quick")]
+
+
+def name_of(attack: Attack) -> str:
+    return type(attack).__name__
 
 
 def models() -> list[nn.Module]:
@@ -43,9 +48,9 @@ class Scaled(nn.Module):
 
 
 def with_stand_ins(script: str, *arguments: str) -> str:
-    """Runs a script where `torchvision` and the like, which need not install beside this torch, are empty shells."""
-    here = Path(__file__).parent
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here)}
+    """Run a script where packages like `torchvision`, which need not install beside this torch, are empty shells."""
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     command = [sys.executable, "-W", "ignore", "-c", f"import shells\n{script}", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -45,7 +45,7 @@ def test_bad_input() -> None:
         ra.stage("standart")
     with pytest.raises(InputError, match="unknown attack of AutoAttack 'apgd'"):
         ra.stage(attacks=["apgd"])
-    with pytest.raises(InputError, match=r"knows linf, l2 and l1"):
+    with pytest.raises(InputError, match=r"supports linf, l2 and l1"):
         ra.stage()(ensemble, x, y, Ball(1.5, 0.1))
     flat = mlp_ensemble(dtype=torch.float32)
     u = points(4, 6, dtype=torch.float32)

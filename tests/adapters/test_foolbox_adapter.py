@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small import ALPHA, BALL, HINT, Scaled, models, problem
+from small import ALPHA, BALL, HINT, Scaled, models, name_of, problem
 
-from recarc import ARC, InputError, RandomAttacker, RandomizedEnsemble, WorstOf, evaluate
+from recarc import (
+    ARC,
+    AdaptivePGD,
+    Attack,
+    Climb,
+    InputError,
+    RandomAttacker,
+    RandomizedEnsemble,
+    Tight,
+    WorstOf,
+    evaluate,
+)
 from tiny import assert_unchanged, photograph
 
 fb = pytest.importorskip("foolbox", reason=f"foolbox is {HINT}")
@@ -17,12 +28,11 @@ def wrapped(bounds: tuple[float, float] = (0, 1), preprocessing: dict | None = N
     return [fb.PyTorchModel(m, bounds=bounds, preprocessing=preprocessing) for m in models()]
 
 
-@pytest.mark.parametrize("name", ["ARC", "Climb", "Tight"])
-def test_our_attacks_return_foolbox_triples(name: str) -> None:
+@pytest.mark.parametrize("ours", [ARC(), AdaptivePGD(steps=5), Climb(steps=10), Tight("quick")], ids=name_of)
+def test_our_attacks_return_foolbox_triples(ours: Attack) -> None:
     ensemble, x, y = problem()
-    knobs = {"preset": "quick"} if name == "Tight" else {}
-    attack = getattr(ra, name)(norm="linf", **knobs)
-    assert isinstance(attack, fb.attacks.base.AttackWithDistance)
+    attack = ra.wrap(ours, norm="linf")
+    assert isinstance(attack, fb.attacks.base.AttackWithDistance) and repr(attack).startswith(name_of(ours))
     fmodel = ra.EnsembleModel(wrapped(), ALPHA)
     raw, clipped, is_adv = attack(fmodel, x, y, epsilons=[0.02, 0.1])
     assert len(raw) == len(clipped) == 2 and is_adv.shape == (2, len(x)) and is_adv.dtype == torch.bool
@@ -40,23 +50,23 @@ def test_arc_through_foolbox_is_arc() -> None:
     ensemble, x, y = problem()
     expected = ARC()(ensemble, x, y, BALL)
     for model in (ra.EnsembleModel(wrapped(), ALPHA), ensemble):
-        assert torch.equal(ra.ARC()(model, x, y, epsilons=0.1)[1], expected)
+        assert torch.equal(ra.wrap(ARC())(model, x, y, epsilons=0.1)[1], expected)
     criterion = fb.criteria.Misclassification(y)
-    assert torch.equal(ra.ARC()(ensemble, x, criterion, epsilons=0.1)[1], expected)
+    assert torch.equal(ra.wrap(ARC())(ensemble, x, criterion, epsilons=0.1)[1], expected)
 
 
 def test_a_single_foolbox_model_and_repeat() -> None:
     _, x, y = problem()
     fmodel = wrapped()[0]
-    _, clipped, is_adv = ra.ARC()(fmodel, x, y, epsilons=[0.1])
+    _, clipped, is_adv = ra.wrap(ARC())(fmodel, x, y, epsilons=[0.1])
     assert torch.equal(is_adv[0], fmodel(clipped[0]).argmax(1) != y)
-    assert ra.ARC().repeat(2)(fmodel, x, y, epsilons=[0.1])[2].shape == (1, len(x))
+    assert ra.wrap(ARC()).repeat(2)(fmodel, x, y, epsilons=[0.1])[2].shape == (1, len(x))
 
 
 def test_epsilons_are_in_the_units_of_the_bounds() -> None:
     ensemble, x, y = problem()
     wide = ra.EnsembleModel([fb.PyTorchModel(Scaled(m, 0, 1 / 255), bounds=(0, 255)) for m in models()], ALPHA)
-    _, clipped, _ = ra.ARC()(wide, 255 * x, y, epsilons=25.5)
+    _, clipped, _ = ra.wrap(ARC())(wide, 255 * x, y, epsilons=25.5)
     assert float((clipped - 255 * x).abs().max()) <= 25.5 + 1e-3
     found = ensemble.expected_accuracy(clipped / 255, y).mean()
     assert abs(float(found - ensemble.expected_accuracy(ARC()(ensemble, x, y, BALL), y).mean())) < 0.1
@@ -127,23 +137,25 @@ def test_what_foolbox_users_get_wrong() -> None:
     with pytest.raises(InputError, match=r"different bounds .*transform_bounds\(\(0, 1\)\)"):
         ra.EnsembleModel([wrapped()[0], other], [0.5, 0.5])
     with pytest.raises(InputError, match=r"x has values in .*outside the box"):
-        ra.ARC()(ra.EnsembleModel(ensemble), 2 * x, y, epsilons=0.1)
+        ra.wrap(ARC())(ra.EnsembleModel(ensemble), 2 * x, y, epsilons=0.1)
     with pytest.raises(InputError, match="measures l2, the ball is linf"):
         ra.stage(fb.attacks.L2PGD(steps=2))(ensemble, x, y, BALL)
     with pytest.raises(InputError, match="give an object"):
         ra.stage(fb.attacks.LinfPGD)
     with pytest.raises(InputError, match="untargeted"):
-        ra.ARC()(ensemble, x, fb.criteria.TargetedMisclassification(y), epsilons=0.1)
-    with pytest.raises(InputError, match="epsilons holds None"):
-        ra.ARC()(ensemble, x, y, epsilons=[None])
+        ra.wrap(ARC())(ensemble, x, fb.criteria.TargetedMisclassification(y), epsilons=0.1)
+    with pytest.raises(InputError, match="epsilons contains None"):
+        ra.wrap(ARC())(ensemble, x, y, epsilons=[None])
     with pytest.raises(InputError, match="argmax"):
-        ra.ARC()(ensemble, x, torch.nn.functional.one_hot(y, 5), epsilons=0.1)
+        ra.wrap(ARC())(ensemble, x, torch.nn.functional.one_hot(y, 5), epsilons=0.1)
     with pytest.raises(InputError, match="labels are str"):
-        ra.ARC()(ensemble, x, ["cat"] * len(x), epsilons=0.1)
+        ra.wrap(ARC())(ensemble, x, ["cat"] * len(x), epsilons=0.1)
     with pytest.raises(InputError, match="not a Foolbox model"):
         ra.member(models()[0])
     with pytest.raises(InputError, match="member is 7"):
         ra.stage(fb.attacks.LinfPGD(steps=2), member=7)(ensemble, x, y, BALL)
+    with pytest.raises(InputError, match="not an attack of recarc; give an object"):
+        ra.wrap(ARC)
     with pytest.raises(InputError, match="needs bounds"):
         ra.stage(fb.attacks.LinfPGD(steps=2))(ensemble, x, y, type(BALL)("linf", 0.1, None))
 

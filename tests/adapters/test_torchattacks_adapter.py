@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small import ALPHA, BALL, HINT, Scaled, models, problem
+from small import ALPHA, BALL, HINT, OURS, Scaled, models, name_of, problem
 
-from recarc import ARC, Ball, Climb, InputError, Tight, WorstOf, evaluate
+from recarc import ARC, Attack, Ball, InputError, WorstOf, evaluate
 from tiny import assert_unchanged, photograph
 
 torchattacks = pytest.importorskip("torchattacks", reason=f"torchattacks is {HINT}")
 ra = pytest.importorskip("recarc.adapters.torchattacks")
 
 
-@pytest.mark.parametrize(
-    ("name", "knobs", "ours"),
-    [
-        ("ARC", {"steps": 5}, ARC(steps=5)),
-        ("Climb", {"steps": 5}, Climb(start=ARC(variant="corrected"), steps=5)),
-        ("Tight", {"preset": "quick"}, Tight("quick")),
-    ],
-)
-def test_our_attacks_in_torchattacks_style(name: str, knobs: dict, ours: object) -> None:
+@pytest.mark.parametrize("ours", OURS, ids=name_of)
+def test_our_attacks_in_torchattacks_style(ours: Attack) -> None:
     ensemble, x, y = problem()
-    atk = getattr(ra, name)(models(), ALPHA, eps=0.1, **knobs)
-    assert isinstance(atk, torchattacks.attack.Attack) and repr(atk).startswith(name)
-    assert torch.equal(atk(x, y), ours(ensemble, x, y, BALL))  # type: ignore[operator]
+    atk = ra.wrap(ours, models(), ALPHA, eps=0.1)
+    assert isinstance(atk, torchattacks.attack.Attack) and repr(atk).startswith(name_of(ours))
+    assert torch.equal(atk(x, y), ours(ensemble, x, y, BALL))
 
 
 def test_normalised_images_as_torchattacks_users_have_them() -> None:
     """set_normalization_used: normalised images in and out, eps in pixels."""
     ensemble, x, y = problem()
     outside = [Scaled(m, 0.5, 0.25) for m in models()]  # models that want (x - 0.5) / 0.25
-    atk = ra.ARC(outside, ALPHA, eps=0.1, steps=5)
+    atk = ra.wrap(ARC(steps=5), outside, ALPHA, eps=0.1)
     atk.set_normalization_used(mean=[0.5, 0.5], std=[0.25, 0.25])
     found = atk((x - 0.5) / 0.25, y) * 0.25 + 0.5
     assert float((found - x).abs().max()) <= 0.1 + 1e-5
@@ -43,7 +36,7 @@ def test_normalised_images_as_torchattacks_users_have_them() -> None:
 def test_the_loader_loop_of_torchattacks(tmp_path: object) -> None:
     _, x, y = problem()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=5)
-    atk = ra.ARC(models(), ALPHA, eps=0.1, steps=3)
+    atk = ra.wrap(ARC(steps=3), models(), ALPHA, eps=0.1)
     accuracy, distance, _ = atk.save(loader, return_verbose=True, verbose=False)
     assert 0 <= accuracy <= 100 and distance > 0
 
@@ -83,20 +76,20 @@ def test_what_torchattacks_users_get_wrong() -> None:
     with pytest.raises(InputError, match="set_normalization_used"):
         ra.stage(normalised)
     with pytest.raises(InputError, match="has no mode"):
-        ra.ARC(models(), ALPHA).set_mode_targeted_random()
+        ra.wrap(ARC(), models(), ALPHA).set_mode_targeted_random()
     with pytest.raises(InputError, match=r"alpha is 0.0078.*step_size"):
-        ra.ARC(models(), alpha=2 / 255)
+        ra.wrap(ARC(), models(), alpha=2 / 255)
     with pytest.raises(InputError, match="labels are missing"):
-        ra.ARC(models(), ALPHA)(x)
+        ra.wrap(ARC(), models(), ALPHA)(x)
     with pytest.raises(InputError, match="outside the box"):
-        ra.ARC(models(), ALPHA)(3 * x - 1, y)
+        ra.wrap(ARC(), models(), ALPHA)(3 * x - 1, y)
     with pytest.raises(InputError, match="did you mean 'PGD'"):
         ra.stage("PDG")
     with pytest.raises(InputError, match=r"knob of torchattacks .* 'step'"):
         ra.stage("PGD", step=3)
-    with pytest.raises(InputError, match="made already"):
+    with pytest.raises(InputError, match="exists already"):
         ra.stage(torchattacks.PGD(models()[0]), steps=3)
-    with pytest.raises(InputError, match=r"made for eps 0.0313.*not 0.1"):
+    with pytest.raises(InputError, match=r"created for eps 0.0313.*not 0.1"):
         ra.stage(torchattacks.AutoAttack(models()[0], eps=8 / 255, n_classes=5))(ensemble, x, y, BALL)
     with pytest.raises(InputError, match=r"only the box \(0, 1\)"):
         ra.stage("PGD")(ensemble, x, y, Ball("linf", 0.1, (-1, 1)))

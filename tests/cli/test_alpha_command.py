@@ -46,7 +46,7 @@ def test_three_choices_and_the_analysis_as_json(ensemble: Path, capsys: Any) -> 
 def test_table_and_words(ensemble: Path, capsys: Any) -> None:
     assert run(ensemble, *QUICK, "--methods", "grid") == 0
     printed = capsys.readouterr().out
-    assert "tight says" in printed and "Best: alpha = (" in printed and "Randomising" in printed
+    assert "under tight" in printed and "Best: alpha = (" in printed and "Randomising" in printed
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from recarc import RandomizedEnsemble, load_ensemble, save_ensemble
-from recarc.attacks.registry import ATTACKS, attack_named
+from recarc.attacks.registry import attack_named, names
 from recarc.cli import app as program
-from recarc.cli.parsing import number, numbers
+from recarc.cli.options import number, numbers
 from recarc.errors import InputError
 from recarc.models import build
 
@@ -67,6 +67,15 @@ def test_show_prints_what_was_warned_of(ensemble: str, tmp_path: Path, capsys: A
 def test_quiet_prints_nothing(ensemble: str, capsys: Any) -> None:
     assert run("evaluate", ensemble, *QUICK, "--quiet", "--limit", "120") == 0
     assert capsys.readouterr().out == ""
+
+
+def test_records_that_are_not_kept_are_mentioned(ensemble: str, tmp_path: Path, capsys: Any) -> None:
+    assert run("evaluate", ensemble, *QUICK, "--json") == 0
+    printed = capsys.readouterr()
+    assert "records were not kept; --out DIR keeps them" in printed.err.splitlines()[-1]
+    assert json.loads(printed.out)["samples"] == 24
+    assert run("evaluate", ensemble, *QUICK, "--out", tmp_path / "run") == 0
+    assert "records" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -149,7 +158,7 @@ def test_missing_options_and_unknown_commands() -> None:
 def test_another_configuration_is_refused(ensemble: str, tmp_path: Path, capsys: Any) -> None:
     assert run("evaluate", ensemble, *QUICK, "--quiet", "--out", tmp_path / "run") == 0
     assert run("evaluate", ensemble, *QUICK, "--steps", "3", "--out", tmp_path / "run") == 2
-    assert "attack.steps is 2 there and 3 here" in capsys.readouterr().err
+    assert "attack.steps is 2 in the run and 3 now" in capsys.readouterr().err
 
 
 def test_tracebacks_only_when_asked_for(ensemble: str, monkeypatch: Any, capsys: Any) -> None:
@@ -163,7 +172,7 @@ def test_tracebacks_only_when_asked_for(ensemble: str, monkeypatch: Any, capsys:
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", names())
 def test_every_attack_has_a_name_that_works(name: str, ensemble: str, capsys: Any) -> None:
     if name == "linear_arc":
         assert attack_named(name).rho == 0.05
@@ -238,14 +247,14 @@ def test_ctrl_c_leaves_a_run_that_goes_on(ensemble: str, tmp_path: Path) -> None
     command = [sys.executable, "-m", "recarc", "evaluate", ensemble, *knobs, "--out", str(tmp_path / "run")]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while len(list((tmp_path / "run").glob("*.parquet"))) < 2 and time.monotonic() < deadline:
+    while len(list((tmp_path / "run").glob("[!.]*.parquet"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    done = len(list((tmp_path / "run").glob("*.parquet")))
+    done = len(list((tmp_path / "run").glob("[!.]*.parquet")))
     assert 2 <= done < 25
     assert process.returncode == 3 and out == ""
-    assert "the same command goes on" in err and "Traceback" not in err
+    assert "rerun the command to resume" in err and "Traceback" not in err
     assert run("show", tmp_path / "run") == 0
     rest = recarc(*command[3:], env=environment)
     assert rest.returncode == 0 and json.loads(rest.stdout)["complete"]
@@ -263,7 +272,7 @@ def test_a_full_disk_is_one_line(ensemble: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", script, "evaluate", ensemble, *QUICK, "--limit", "200", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
-    assert "cannot write" in done.stderr and "run the same command again" in done.stderr
+    assert "cannot write" in done.stderr and "rerun the command to resume" in done.stderr
     assert "Traceback" not in done.stderr
     assert sorted(f.name for f in out.iterdir() if f.name != ".lock") == ["run.json"]
 

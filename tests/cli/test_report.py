@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from markupsafe import escape
 
+import recarc
 from recarc import ARC, PGD, AdaptivePGD, Attack, Ball, RandomAttacker, RandomizedEnsemble, evaluate, save_ensemble
 from recarc.attacks import Tight
 from recarc.cli import app as program
@@ -63,19 +65,30 @@ def test_what_it_prints(folder: Path, tmp_path: Path, capsys: Any) -> None:
 )
 @pytest.mark.parametrize("box", [(0.0, 1.0), None], ids=["box", "no box"])
 @pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
-def test_the_command_on_the_page_repeats_the_run(
-    attack: Attack, box: tuple[float, float] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+def test_the_line_of_python_on_the_page_repeats_the_run(
+    attack: Attack, box: tuple[float, float] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Typed where the folder is, it finds the run finished: the configuration is the same to the last knob."""
+    """Where the folder is, it finds the run finished: the configuration is the same down to the last knob."""
     torch.manual_seed(0)
     rec = RandomizedEnsemble([build("cnn", 10, 1, 8, width=4).eval() for _ in range(2)], [0.7, 0.3])
     save_ensemble(rec, tmp_path / "my rec")
     data, ball = load("digits", "train", limit=10), Ball("l2", 8 / 255, box)
     first = evaluate(rec, attack, data, ball, out=tmp_path / "run", progress=False, precision="float32")
-    command = load_runs([tmp_path / "run"])[0].command("my rec")
+    call = load_runs([tmp_path / "run"])[0].command("my rec")
     monkeypatch.chdir(tmp_path)
-    assert run(*shlex.split(command)[1:], "--json", "--device", "cpu") == 0, capsys.readouterr().err
-    assert json.loads(capsys.readouterr().out)["seconds"] == first.seconds
+    names = {name: getattr(recarc, name) for name in recarc.__all__} | {"load": load}
+    assert eval(call, names).seconds == first.seconds
+
+
+@pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
+def test_the_command_on_the_page_is_the_one_that_was_typed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    rec = save_ensemble(RandomizedEnsemble([build("cnn", 10, 1, 8, width=4)]), tmp_path / "my rec")
+    typed = ["evaluate", str(rec), "--data", "digits", "--limit", "4", "--eps", "8/255", "--attack", "pgd1", "--quiet"]
+    typed += ["--out", str(tmp_path / "run")]
+    assert run(*typed) == 0
+    assert run("report", tmp_path / "run", "--out", tmp_path / "page.html") == 0
+    assert escape(shlex.join(["recarc", *typed])) in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_bad_input(tmp_path: Path, capsys: Any) -> None:

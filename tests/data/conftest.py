@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ def own_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, t
     """Every test has its own cache, and sees no data of the machine unless it asks for `real_data`."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("RECARC_CACHE", str(folder))
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # slow, and of no effect that a test could see
     if "real_data" not in request.fixturenames:
         monkeypatch.delenv("RECARC_DATA", raising=False)
     return folder

@@ -16,6 +16,7 @@ import data_files as files
 import numpy as np
 import pytest
 
+from recarc.atomic import PART
 from recarc.data import cache, load
 from recarc.errors import InputError
 
@@ -126,7 +127,7 @@ def test_processes_at_once(folder: Path) -> None:
         assert worker.exitcode == 0
     assert marks == {load("cifar10", data_dir=folder).fingerprint}
     entries(folder)
-    assert not list((folder / "cache/data").glob("*.part"))
+    assert not list((folder / "cache/data").glob(f".*{PART}*"))
 
 
 def _slow_blocks(started: object) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -149,7 +150,7 @@ def test_a_killed_writer_leaves_nothing_that_counts(folder: Path) -> None:
     os.kill(worker.pid, signal.SIGKILL)
     worker.join()
     (left,) = (folder / "cache/data").iterdir()
-    assert left.suffix == ".part" and cache.lookup("cifar10", "test", "key") is None
+    assert PART in left.name and cache.lookup("cifar10", "test", "key") is None
     os.utime(left, (1, 1))
     load("cifar10", data_dir=folder)
     assert not left.exists()

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recarc.data import CATALOG, check, formats_parquet, load
-from recarc.data.decode import cropped
-from recarc.data.streaming import StreamedImages
+from recarc.data import CATALOG, check, load
+from recarc.data.decode import StreamedImages, cropped
+from recarc.data.formats import parquet
 from recarc.errors import InputError
 
 NAMES = ["cat", "dog", "owl"]
@@ -72,7 +72,7 @@ def test_known_set_as_folders(tmp_path: Path) -> None:
     got = load("cifar10", data_dir=tmp_path)
     assert np.array_equal(got.images, by_class(images, labels)[0]) and got.classes == CATALOG["cifar10"].classes
     (tmp_path / "cifar10/test/unicorn").mkdir()
-    with pytest.raises(InputError, match=r"unicorn is no class of cifar10"):
+    with pytest.raises(InputError, match=r"unicorn is not a class of cifar10"):
         load("cifar10", data_dir=tmp_path)
 
 
@@ -155,12 +155,12 @@ def test_imagenet_parquet_streams(tmp_path: Path) -> None:
 def test_row_groups_are_kept_up_to_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files.write_parquet(tmp_path / "validation.parquet", *large_images(12), "image", group=2)
     reads: list[int] = []
-    group = formats_parquet._Table.group
-    monkeypatch.setattr(formats_parquet._Table, "group", lambda self, i: (reads.append(i), group(self, i))[1])
+    group = parquet._Table.group
+    monkeypatch.setattr(parquet._Table, "group", lambda self, i: (reads.append(i), group(self, i))[1])
     everything = np.arange(12)
     for kept, expected in ((2**20, 6), (0, 18)):  # the second pass from memory, or from the file
         reader = load("imagenet", data_dir=tmp_path).images.reader  # type: ignore[union-attr]
-        monkeypatch.setattr(formats_parquet, "KEPT", kept)
+        monkeypatch.setattr(parquet, "KEPT", kept)
         reads.clear()
         for _ in range(3):
             reader.read(everything)
@@ -169,7 +169,7 @@ def test_row_groups_are_kept_up_to_a_size(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_threads_share_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files.write_parquet(tmp_path / "validation.parquet", *large_images(24), "image", group=2)
-    monkeypatch.setattr(formats_parquet, "KEPT", 0, raising=False)
+    monkeypatch.setattr(parquet, "KEPT", 0, raising=False)
     reader = load("imagenet", data_dir=tmp_path).images.reader  # type: ignore[union-attr]
     expected = reader.read(np.arange(24))
 

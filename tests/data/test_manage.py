@@ -128,7 +128,10 @@ def test_get_then_load(hub: list[tuple], small_official: None, tmp_path: Path) -
     assert [(s.split, len(s)) for s in got] == [("train", 20), ("test", 10)]
     assert hub == [("uoft-cs/cifar10", "plain_text", "train"), ("uoft-cs/cifar10", "plain_text", "test")]
     again = load("cifar10")
-    assert np.array_equal(again.images, files.some_images(10)[0]) and "uoft-cs/cifar10" in again.source
+    assert (
+        np.array_equal(again.images, files.some_images(10)[0])
+        and "cifar10/test/uoft-cs-cifar10-00000.parquet" in again.source
+    )
     get("cifar10")
     assert len(hub) == 2
     get("cifar10", "test", force=True)
@@ -164,7 +167,7 @@ def test_a_stream_that_breaks_leaves_nothing_and_says_why(
 
     with monkeypatch.context() as patch:
         patch.setattr(FakeRows, "__iter__", cut)
-        with pytest.raises(InputError, match=r"cannot fetch imagenet .*connection lost"):
+        with pytest.raises(InputError, match=r"cannot download imagenet .*connection lost"):
             get("imagenet")
     assert not list((tmp_path / "cache/data/downloads/imagenet").iterdir())
     (tmp_path / "file").write_text("")

@@ -58,9 +58,9 @@ def main(root: Path, wanted: int) -> None:
         unfinished += len(list(runs[-1].glob("*.parquet"))) not in (0, 24)
     for run in runs:
         assert os.waitpid(child(run), 0)[1] == 0
-    leftovers = [f.name for run in runs for f in run.iterdir() if f.name.endswith(".tmp")]
-    told = {"kills": kills, "inside": unfinished, "runs": len(runs), "leftovers": leftovers}
-    print(json.dumps({**told, "whole": digest(root / "whole"), "digests": [digest(run) for run in runs]}))
+    leftovers = [f.name for run in runs for f in run.iterdir() if ".part" in f.name]
+    counts = {"kills": kills, "inside": unfinished, "runs": len(runs), "leftovers": leftovers}
+    print(json.dumps({**counts, "whole": digest(root / "whole"), "digests": [digest(run) for run in runs]}))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -19,6 +20,14 @@ def problem(count: int = 40, members: int = 3) -> tuple[RandomizedEnsemble, tupl
     ensemble = mlp_ensemble(members, [0.5, 0.3, 0.2][:members] if members == 3 else None, dtype=torch.float32)
     x = points(count, 6, dtype=torch.float32)
     return ensemble, (x, labels_of(ensemble, x))
+
+
+def subprocess_environment(**more: str) -> dict[str, str]:
+    """For a process that imports the modules beside the tests, and the same recarc."""
+    here = Path(__file__).parent
+    paths = [str(here), str(here.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    threads = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **more}
 
 
 def records_of(run: Path) -> dict[str, bytes]:

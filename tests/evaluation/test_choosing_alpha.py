@@ -94,7 +94,7 @@ def test_a_grid_that_nobody_would_wait_for_is_refused_before_it_is_built(monkeyp
     _, samples = linear_pair(0)
     monkeypatch.setattr(choosing, "simplex_grid", lambda *_: pytest.fail("the grid was built"))
     eight = RandomizedEnsemble([binary([1.0] * 6, 0.0)] * 8)
-    with pytest.raises(InputError, match=r"for 8 members is 19,448 attacks.*osp or lp, or fewer points"):
+    with pytest.raises(InputError, match=r"for 8 members takes 19,448 attacks.*osp or lp, or fewer points"):
         choosing.grid_search(eight, samples)
 
 

@@ -84,7 +84,7 @@ def stacked(items: list[Any]) -> tuple[Tensor, Tensor]:
     [
         (DataLoader(TensorDataset(X, Y), shuffle=True), "shuffle=False"),
         (DataLoader(TensorDataset(X, Y), batch_sampler=[[0, 1], [2]]), "shuffles or samples"),
-        (DataLoader(TensorDataset(X, Y), collate_fn=stacked), "collate_fn of its own"),
+        (DataLoader(TensorDataset(X, Y), collate_fn=stacked), "its own collate_fn"),
         (Stream(), "without random access"),
         (Noisy(), "random transforms"),
         (Items((255 * X).byte()), r"uint8; expected floats.* ToTensor\(\)"),

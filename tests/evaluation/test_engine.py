@@ -203,8 +203,31 @@ def test_a_batch_that_does_not_fit_is_halved(tmp_path: Path) -> None:
     assert sizes[:4] == [40, 20, 10, 10]
     whole = evaluate(ensemble, QUICK, (x, y), BALL, tile=4)
     assert np.array_equal(result.adversarial_predictions, whole.adversarial_predictions)
-    with pytest.raises(RunError, match="smaller tile"):
+    with pytest.raises(RunError, match=r"with 16 samples at a time.*from Python a smaller tile=") as caught:
         evaluate(ensemble, hungry, (x, y), BALL, tile=16)
+    assert "--tile" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_nothing_is_computed_twice_before_the_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look at each member's weights and at the data."""
+    from recarc.evaluation import fingerprint, samples
+
+    counts: dict[str, int] = {}
+
+    def counted(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def call(*arguments: Any) -> Any:
+            counts[name] = counts.get(name, 0) + 1
+            return real(*arguments)
+
+        monkeypatch.setattr(module, name, call)
+
+    counted(fingerprint, "module_hash")
+    counted(samples, "tensor_hash")
+    ensemble, data = problem()
+    evaluate(ensemble, QUICK, data, BALL, out=tmp_path)
+    assert counts == {"module_hash": 3, "tensor_hash": 1}
 
 
 def test_eps_of_each_sample() -> None:
@@ -217,7 +240,7 @@ def test_eps_of_each_sample() -> None:
 @pytest.mark.parametrize(
     "data, message",
     [
-        ((torch.rand(5, 6), torch.zeros(4, dtype=torch.long)), "one label a sample"),
+        ((torch.rand(5, 6), torch.zeros(4, dtype=torch.long)), "one label per sample"),
         ((torch.rand(5, 6), torch.zeros(5)), "integer labels"),
         ((torch.randint(9, (5, 6)), torch.zeros(5, dtype=torch.long)), "floating-point"),
         ((torch.rand(5, 6), torch.full((5,), 5)), r"0\.\.4"),
@@ -264,5 +287,3 @@ def test_a_member_that_a_judged_input_fools_did_not_withstand(tmp_path: Path) ->
     right = np.concatenate([result.clean_predictions[None], result.adversarial_predictions]) == result.labels
     assert np.array_equal(result.records.alone, right.all(0)) and np.array_equal(result.alone, right.all(0))
     assert result.floor_scores is not None and (result.floor_scores <= result.robust_scores).all()
-    result.records.alone[:] = True  # as an older version wrote it
-    assert np.array_equal(Evaluation(result.records, result.alpha).alone, right.all(0))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
+
+from runs import subprocess_environment
 
 HERE = Path(__file__).parent
 
 
 def test_twenty_kills_lose_nothing(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}
     command = [sys.executable, "-W", "ignore", str(HERE / "killing.py"), str(tmp_path), "20"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, env=subprocess_environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["kills"] == 20 and told["inside"] >= 5
-    assert told["leftovers"] == []
-    assert set(told["digests"]) == {told["whole"]}
+    counts = json.loads(done.stdout)
+    assert counts["kills"] == 20 and counts["inside"] >= 5
+    assert counts["leftovers"] == []
+    assert set(counts["digests"]) == {counts["whole"]}

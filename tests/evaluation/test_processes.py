@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from runs import records_of
+from runs import records_of, subprocess_environment
 
 from recarc import RandomizedEnsemble, save_ensemble
 from recarc.models import build
@@ -18,13 +17,8 @@ HERE = Path(__file__).parent
 RUN = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
-def environment(**more: str) -> dict[str, str]:
-    paths = os.pathsep.join([str(HERE), str(HERE.parent)])
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "PYTHONWARNINGS": "ignore", **more}
-
-
 def called(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=environment(**more), capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=subprocess_environment(**more), capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture
@@ -53,7 +47,7 @@ def test_two_processes_give_the_records_of_one(ensemble: Path, tmp_path: Path) -
     assert figures[0] == figures[1]
 
 
-def test_a_dead_rank_fails_the_run_which_goes_on_with_another_number(tmp_path: Path) -> None:
+def test_a_dead_rank_fails_the_run_which_another_number_of_ranks_resumes(tmp_path: Path) -> None:
     script = str(HERE / "dying_rank.py")
     assert called(sys.executable, script, str(tmp_path / "whole")).returncode == 0
     broken = called(*RUN, script, str(tmp_path / "run"), DYING_RANK="1")
@@ -69,8 +63,8 @@ def test_bad_input_fails_on_every_rank_at_once(ensemble: Path, tmp_path: Path) -
     command = ["-m", "recarc", "evaluate", str(ensemble), "--data", "digits", "--limit", "8", "--eps", "0.1"]
     done = called(*RUN, *command, "--out", str(tmp_path / "taken"))
     assert done.returncode != 0
-    said = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]  # torchrun ends the slower one
-    assert 1 <= len(said) <= 2 and all("error:" in line and "thesis.tex" in line for line in said)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]  # torchrun ends the slower one
+    assert 1 <= len(lines) <= 2 and all("error:" in line and "thesis.tex" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +74,8 @@ def test_ranks_that_were_given_different_things_all_stop(what: str, says: str, t
     done = called(*RUN, str(HERE / "odd_rank.py"), what, str(tmp_path))
     assert done.returncode == 0, done.stderr
     for rank in range(2):
-        said = (tmp_path / f"rank{rank}.txt").read_text()
-        assert says in said and "\n" not in said
+        message = (tmp_path / f"rank{rank}.txt").read_text()
+        assert says in message and "\n" not in message
     assert not records_of(tmp_path / "0")
 
 

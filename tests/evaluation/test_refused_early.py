@@ -49,7 +49,10 @@ def test_knobs_that_do_not_fit(tmp_path: Path, attack: Any, ball: Ball, says: st
 
 
 def test_a_bad_sample_far_behind(tmp_path: Path) -> None:
-    for value, says in ((float("nan"), "NaN or infinity in sample 39"), (1.5, "outside the box")):
+    for value, says in (
+        (float("nan"), "NaN or infinity in 1 samples, the first is sample 39"),
+        (1.5, "outside the box"),
+    ):
         x = X.clone()
         x[39, 0] = value
         with pytest.raises(InputError, match=says):
@@ -103,7 +106,7 @@ class Foreign:
         ("arc", "'arc'; names are for the command line"),
         (None, "a NoneType; expected one of recarc.attacks"),
         (LinfPGD(), "a LinfPGD; expected one of recarc.attacks, or a callable of"),
-        (Foreign(), r"of torchattacks; hand it over through recarc.adapters.torchattacks.stage"),
+        (Foreign(), r"of torchattacks; pass it through recarc.adapters.torchattacks.stage"),
     ],
 )
 def test_what_is_no_attack(attack: Any, says: str, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from runs import BALL, QUICK, problem
 
 from recarc import PGD, Evaluation, InputError, RandomAttacker, Tight, evaluate
-from recarc.evaluation.callbacks import Callback, Shard
 from recarc.evaluation.checks import RecarcWarning
+from recarc.evaluation.progress import Callback, Shard
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -68,16 +68,16 @@ def test_without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Diary(Callback):
     def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
+        self.events: list[tuple[str, Any]] = []
 
     def run_started(self, configuration: dict[str, Any], samples: int, shards: int) -> None:
-        self.told.append(("started", (configuration["attack"]["class"], samples, shards)))
+        self.events.append(("started", (configuration["attack"]["class"], samples, shards)))
 
     def shard_done(self, shard: Shard) -> None:
-        self.told.append(("shard", shard))
+        self.events.append(("shard", shard))
 
     def run_ended(self, evaluation: Evaluation) -> None:
-        self.told.append(("ended", evaluation))
+        self.events.append(("ended", evaluation))
 
 
 def test_callbacks_hear_three_moments(tmp_path: Path) -> None:
@@ -86,15 +86,15 @@ def test_callbacks_hear_three_moments(tmp_path: Path) -> None:
     result = evaluate(
         ensemble, QUICK, data, BALL, progress=False, shard_size=8, out=tmp_path / "run", callbacks=[diary]
     )
-    assert [moment for moment, _ in diary.told] == ["started", "shard", "shard", "shard", "ended"]
-    assert diary.told[0][1] == ("AdaptivePGD", 20, 3)
-    shards = [told for moment, told in diary.told if moment == "shard"]
+    assert [moment for moment, _ in diary.events] == ["started", "shard", "shard", "shard", "ended"]
+    assert diary.events[0][1] == ("AdaptivePGD", 20, 3)
+    shards = [shard for moment, shard in diary.events if moment == "shard"]
     assert [s.samples for s in shards] == [8, 8, 4]
     assert np.isclose(sum(s.samples * s.robust_accuracy for s in shards) / 20, result.robust_accuracy)
-    assert diary.told[-1][1] is result
+    assert diary.events[-1][1] is result
     again = Diary()
     evaluate(ensemble, QUICK, data, BALL, progress=False, out=tmp_path / "run", callbacks=[again])
-    assert [moment for moment, _ in again.told] == ["started", "ended"] and again.told[0][1][2] == 0
+    assert [moment for moment, _ in again.events] == ["started", "ended"] and again.events[0][1][2] == 0
 
 
 def test_a_tracker_that_fails_does_not_cost_the_run() -> None:
@@ -103,7 +103,7 @@ def test_a_tracker_that_fails_does_not_cost_the_run() -> None:
             raise ConnectionError("no route to the tracker")
 
     ensemble, data = problem(6)
-    with pytest.warns(RecarcWarning, match=r"Broken.shard_done failed \(ConnectionError: no route.*the run goes on"):
+    with pytest.warns(RecarcWarning, match=r"Broken.shard_done failed \(ConnectionError: no route.*the run continues"):
         assert len(evaluate(ensemble, QUICK, data, BALL, progress=False, callbacks=[Broken()])) == 6
 
 

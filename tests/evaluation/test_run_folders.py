@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ import pytest
 import torch
 from runs import BALL, QUICK, problem, records_of
 
-from recarc import ARC, AdaptivePGD, Ball, Evaluation, InputError, evaluate
+from recarc import ARC, AdaptivePGD, Ball, Evaluation, InputError, RandomizedEnsemble, evaluate, save_ensemble
+from recarc.cli import app as program
 from recarc.evaluation import RecarcWarning, RunError, engine
 from recarc.evaluation import run_folder as folders
 from recarc.evaluation.run_folder import RunFolder
+from recarc.models import build
 from tiny import mlp_ensemble
 
 SHARDS = {"shard_size": 8}
@@ -85,16 +89,16 @@ def test_a_torn_shard_is_found_and_redone(run: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "changes, named",
     [
-        ({"attack": AdaptivePGD(steps=4)}, "attack.steps is 3 there and 4 here"),
+        ({"attack": AdaptivePGD(steps=4)}, "attack.steps is 3 in the run and 4 now"),
         ({"attack": ARC(steps=3)}, "attack.class"),
-        ({"ball": Ball("linf", 0.2)}, "ball.eps is 0.1 there and 0.2 here"),
+        ({"ball": Ball("linf", 0.2)}, "ball.eps is 0.1 in the run and 0.2 now"),
         ({"ball": Ball("l2", 0.1)}, "ball.norm"),
         ({"ball": Ball("linf", 0.1, box=None)}, "ball.box"),
         ({"ensemble": problem()[0].with_alpha([0.2, 0.3, 0.5])}, "alpha"),
         ({"ensemble": mlp_ensemble(3, [0.5, 0.3, 0.2], seed=1, dtype=torch.float32)}, "members"),
-        ({"data": problem(39)[1]}, "data.samples is 40 there and 39 here"),
+        ({"data": problem(39)[1]}, "data.samples is 40 in the run and 39 now"),
         ({"precision": "float64"}, "precision"),
-        ({"shard_size": 16}, "shard_size is 8 there and 16 here"),
+        ({"shard_size": 16}, "shard_size is 8 in the run and 16 now"),
         ({"save_inputs": True}, "save_inputs"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -108,7 +112,7 @@ def test_another_configuration_is_refused_by_name(run: Path, changes: dict[str, 
 
 
 def test_resume_can_be_refused(run: Path) -> None:
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="already holds a run"):
         again(run, resume=False)
 
 
@@ -137,8 +141,8 @@ def test_an_edited_run_json_is_one_clear_line(run: Path, edit: Any, message: str
 
 
 def test_run_json_holds_the_whole_configuration(run: Path) -> None:
-    told = json.loads((run / "run.json").read_text())
-    assert told["configuration"]["attack"] == {
+    saved = json.loads((run / "run.json").read_text())
+    assert saved["configuration"]["attack"] == {
         "class": "AdaptivePGD",
         "steps": 3,
         "step_size": None,
@@ -147,11 +151,24 @@ def test_run_json_holds_the_whole_configuration(run: Path) -> None:
         "seed": 0,
         "expectation": "loss",
     }
-    assert {"ball", "alpha", "members", "data", "precision", "device", "shard_size"} <= told["configuration"].keys()
-    assert {"recarc", "torch", "python"} <= told["environment"].keys()
+    assert {"ball", "alpha", "members", "data", "precision", "device", "shard_size"} <= saved["configuration"].keys()
+    assert {"recarc", "torch", "python"} <= saved["environment"].keys()
 
 
-def test_going_on_with_another_version_is_said(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_run_records_the_command_that_started_it(tmp_path: Path) -> None:
+    again(tmp_path / "called")
+    assert "command" not in RunFolder.open(tmp_path / "called").environment
+    ensemble = save_ensemble(RandomizedEnsemble([build("linear", 10, 1, 8)]), tmp_path / "my rec")
+    words = ["evaluate", str(ensemble), "--data", "digits", "--limit", "4", "--eps", "0.01", "--attack", "adaptive_pgd"]
+    words += ["--steps", "1", "--quiet", "--out", str(tmp_path / "typed")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert program.run(words) == 0
+    command = RunFolder.open(tmp_path / "typed").environment["command"]
+    assert isinstance(command, str) and shlex.split(command) == ["recarc", *words]
+
+
+def test_resuming_with_another_version_warns(tmp_path: Path, monkeypatch: Any) -> None:
     def at(version: str, commit: str | None) -> None:
         monkeypatch.setattr(engine, "environment", lambda device: {**real(device), "recarc": version, "commit": commit})
 
@@ -159,7 +176,7 @@ def test_going_on_with_another_version_is_said(tmp_path: Path, monkeypatch: Any)
     at("0.0.1", "a" * 40)
     again(tmp_path, **SHARDS)
     assert json.loads((tmp_path / "shard-00000.json").read_text())["commit"] == "a" * 40
-    for version, commit, says in (("0.0.1", "b" * 40, "commit bbbbbbbbb"), ("0.2.0", None, "goes on with 0.2.0")):
+    for version, commit, says in (("0.0.1", "b" * 40, "commit bbbbbbbbb"), ("0.2.0", None, "resumed with 0.2.0")):
         (tmp_path / "shard-00001.parquet").unlink()
         at(version, commit)
         with pytest.warns(RecarcWarning, match=f"begun with recarc 0.0.1 .commit aaaaaaaaa.*{says}"):
@@ -167,7 +184,7 @@ def test_going_on_with_another_version_is_said(tmp_path: Path, monkeypatch: Any)
         assert json.loads((tmp_path / "shard-00001.json").read_text())["recarc"] == version
 
 
-def test_plain_callables_are_told_apart_by_what_they_answer(tmp_path: Path) -> None:
+def test_plain_callables_are_distinguished_by_their_answers(tmp_path: Path) -> None:
     _, data = problem()
     again(tmp_path, ensemble=lambda x: x[:, :5] * 3.0, data=data)
     again(tmp_path, ensemble=lambda x: x[:, :5] * 3.0, data=data)
@@ -192,8 +209,8 @@ def test_a_full_disk_leaves_nothing_half_written(fails_at: int, tmp_path: Path, 
         try:
             again(run, **SHARDS)
         except RunError as error:
-            assert "No space left on device" in str(error) and "same command" in str(error)
-    assert not list(run.glob("*.tmp")) and not list(run.glob(".*.tmp"))
+            assert "No space left on device" in str(error) and "rerun the command to resume" in str(error)
+    assert not list(run.glob(".*.part*"))
     if (run / "run.json").exists():
         folder = RunFolder.open(run)
         for k in range(folder.shards):

@@ -53,17 +53,3 @@ def test_values_that_agree_in_six_digits_are_two_points(tmp_path: Path) -> None:
     found = sweep(ensemble, {"pgd": AdaptivePGD(steps=2)}, data, BALL, "eps", values, tmp_path, progress=False)
     assert [Evaluation.load(cell.run).configuration["ball"]["eps"] for cell in found.cells] == values
     assert (tmp_path / "eps=0.0313725" / "pgd").exists()
-
-
-@pytest.mark.parametrize(("over", "value"), [("eps", 8 / 255), ("alpha", 1 / 3)])
-def test_a_point_of_an_older_sweep_is_found(over: str, value: float, tmp_path: Path) -> None:
-    ensemble, data = problem()
-    attacks = {"pgd": AdaptivePGD(steps=2)}
-    (new,) = sweep(ensemble, attacks, data, BALL, over, [value], tmp_path, progress=False).cells
-    old = tmp_path / f"{over}={value:g}"
-    assert new.run.parent != old
-    new.run.parent.rename(old)
-    (again,) = sweep(ensemble, attacks, data, BALL, over, [value], tmp_path, progress=False).cells
-    assert again.run == old / "pgd" and again.estimate == new.estimate
-    (other,) = sweep(ensemble, attacks, data, BALL, over, [value + 1e-9], tmp_path, progress=False).cells
-    assert other.run.parent != old

@@ -9,6 +9,7 @@ import torch
 from recarc import ARC, Ball, InputError, RandomizedEnsemble, Tight, Verdict, evaluate
 from recarc.evaluation.records import Records
 from recarc.evaluation.result import Evaluation
+from recarc.exact import Floor
 from tiny import labels_of, mlp_ensemble, points
 
 
@@ -37,7 +38,7 @@ def test_conclusive_when_figure_and_floor_meet() -> None:
     found = Verdict.of(made(bits, bits, [0.9, 0.1]))
     assert found.conclusive and found.gap == pytest.approx(0) and found.floor == pytest.approx(0.9)
     assert found.sentence.startswith("Conclusive: the robust accuracy is 90.00 %")
-    assert "AdaptivePGD alone would have said 100.00 %" in found.sentence
+    assert "AdaptivePGD alone would have reported 100.00 %" in found.sentence
     assert found.best_member == 1.0 and found.decided_by == {"climb": 100}
 
 
@@ -76,6 +77,42 @@ def test_a_member_of_probability_zero_is_not_the_best_one() -> None:
     evaluation = made([[True] * 3 + [False] * 7, [True] * 10], [[True] * 3 + [False] * 7, [True] * 10], [1.0, 0.0])
     assert Verdict.of(evaluation).best_member == pytest.approx(0.3)
     assert ["robust_alone" in member for member in evaluation.to_json()["members"]] == [True, False]
+
+
+def floor_of(*values: float) -> Floor:
+    per_sample = torch.tensor(values, dtype=torch.float64)
+    return Floor(per_sample, torch.ones_like(per_sample), torch.ones(2))
+
+
+def test_a_certified_floor_counts() -> None:
+    bits = [[True, True, False, False], [False] * 4]
+    evaluation = made([[True, False, False, False], [False] * 4], bits, [0.5, 0.5], preset="quick")
+    plain = Verdict.of(evaluation)
+    assert plain.floor == 0.125 and plain.gap == 0.125 and plain.above_floor == 1 and not plain.conclusive
+    mean = Verdict.of(evaluation, certified_floor=0.2)
+    assert mean.floor == mean.certified_floor == mean.to_json()["floor"] == 0.2 and mean.gap == pytest.approx(0.05)
+    assert not mean.conclusive and "No attack at all gets below the certified floor of 20.00 %" in mean.sentence
+    assert Verdict.of(evaluation, certified_floor=0.1).floor == 0.125, "that of the attacks is higher"
+    each = Verdict.of(evaluation, certified_floor=floor_of(0.0, 0.5, 0.0, 0.0))
+    assert each.certified_floor == 0.125 and each.floor == 0.25 and each.gap == 0 and each.above_floor == 0
+    assert each.meets_floor and not each.conclusive, "half of it rests on quick"
+
+
+def test_a_certificate_that_is_met_is_conclusive_whatever_made_the_figure() -> None:
+    bits = [[True, True, False, False], [False] * 4]
+    evaluation = made([[False] * 4] * 2, bits, [0.5, 0.5], preset="quick")
+    for certified in (0.25, floor_of(0.5, 0.5, 0.0, 0.0)):
+        found = Verdict.of(evaluation, certified)
+        assert found.conclusive and "no attack can push it below the certified floor of 25.00 %." in found.sentence
+
+
+@pytest.mark.parametrize("certified", [0.26, floor_of(0.5, 0.0, 0.5, 0.0)])
+def test_a_certificate_that_an_attack_refutes_is_refused(certified: Floor | float) -> None:
+    bits = [[True, True, False, False], [False] * 4]
+    with pytest.raises(InputError, match=r"exceeds what an attack left \(25.00 %\)"):
+        Verdict.of(made(bits, bits, [0.5, 0.5]), certified)
+    with pytest.raises(InputError, match="of 1 samples, the run of 4"):
+        Verdict.of(made(bits, bits, [0.5, 0.5]), floor_of(0.5))
 
 
 def test_half_a_point_is_conclusive() -> None:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from recarc.errors import InputError
 from recarc.models import FORMATS, build, import_checkpoint, load_ensemble, read_manifest
-from recarc.models.importers import NORMALISATIONS
+from recarc.models.importers import NORMALISATIONS, Format
+from recarc.models.importers.convert import Wanted, fitting_spec, registry_names
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 DVERGE = SHARED / "dverge" / "3_ResNet20_eps_0.07_seed_0.pth"
@@ -129,16 +130,12 @@ def test_robust_overfitting_is_normalised_outside_the_model(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arch", "options", "renames"),
     [
-        ("resnet18", {}, [("^fc", "linear"), ("downsample", "shortcut")]),
-        ("resnet18", {"stem": "imagenet"}, []),
         ("resnet20", {"shortcut": "conv"}, [("downsample", "shortcut")]),
-        ("vgg16", {}, [("^fc", "classifier")]),
-        ("mobilenetv1", {}, [("^fc", "linear")]),
         ("wrn28_4", {}, [(r"^layer(\d)\.", r"block\1.layer."), (r"downsample\.0", "convShortcut")]),
         ("cnn", {"batch_norm": True}, []),
     ],
 )
-def test_the_architecture_is_found_by_names_and_shapes(
+def test_the_architecture_is_found_and_gives_the_same_logits(
     arch: str, options: dict[str, Any], renames: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     state = net_state(arch, **options)
@@ -146,12 +143,31 @@ def test_the_architecture_is_found_by_names_and_shapes(
     (spec,) = import_checkpoint("plain", file, tmp_path / "rec", normalisation="none").members
     assert spec.architecture == arch
     assert {**spec.options, **options} == dict(spec.options)
+    x = torch.rand(1, 3, 32, 32)
+    with torch.no_grad():
+        found = load_ensemble(tmp_path / "rec").members[0](x)
+    assert torch.equal(found, logits_of(state, arch, x, **options))
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "renames"),
+    [
+        ("resnet18", {}, [("^fc", "linear"), ("downsample", "shortcut")]),
+        ("resnet18", {"stem": "imagenet"}, []),
+        ("preact_resnet18", {}, [("^fc", "linear"), ("downsample", "shortcut")]),
+        ("vgg16", {}, [("^fc", "classifier")]),
+        ("mobilenetv1", {}, [("^fc", "linear")]),
+    ],
+)
+def test_large_architectures_are_found_by_names_and_shapes(
+    arch: str, options: dict[str, Any], renames: list[tuple[str, str]]
+) -> None:
+    with torch.device("meta"):
+        state = net_state(arch, **options)
+    spec = fitting_spec(registry_names(renamed(state, *renames)), Wanted(), "w.pt")
+    assert spec.architecture == arch
+    assert {**spec.options, **options} == dict(spec.options)
     assert spec.image_size == (224 if options.get("stem") == "imagenet" else 32)
-    if spec.image_size == 32:
-        x = torch.rand(1, 3, 32, 32)
-        with torch.no_grad():
-            found = load_ensemble(tmp_path / "rec").members[0](x)
-        assert torch.equal(found, logits_of(state, arch, x, **options))
 
 
 def test_old_checkpoints_without_batch_counters(tmp_path: Path) -> None:
@@ -249,13 +265,13 @@ def test_alpha_is_never_guessed_where_it_matters(tmp_path: Path) -> None:
 def test_unrecognised_contents(tmp_path: Path) -> None:
     out = tmp_path / "rec"
     cases: dict[str, tuple[Any, str]] = {
-        "numbers": ({"epoch": 3, "acc": 0.9}, "holds no state dict that can be recognised; its keys: 'epoch', 'acc'"),
-        "empty": ({}, "holds no state dict that can be recognised; its keys: none"),
+        "numbers": ({"epoch": 3, "acc": 0.9}, "holds no recognisable state dict; its keys: 'epoch', 'acc'"),
+        "empty": ({}, "holds no recognisable state dict; its keys: none"),
         "tensor": (torch.zeros(3), "holds a Tensor, expected state dicts of tensors"),
         "nothing": ([], "holds a list, expected state dicts of tensors"),
         "items": ([3], r"\(item 0\) holds a int, expected a state dict"),
         "values": ({"model0": 3}, r"\(key 'model0'\) holds a int, expected a state dict"),
-        "gap": ({"model0": net_state(), "model2": net_state()}, r"holds members \[0, 2\]: some in between are missing"),
+        "gap": ({"model0": net_state(), "model2": net_state()}, r"holds members \[0, 2\]: some are missing"),
         "norm": ({"model0": {"normalizer.mean": torch.zeros(3)}}, "holds no weights"),
     }
     for name, (content, message) in cases.items():
@@ -330,3 +346,16 @@ def test_the_public_dverge_members_are_right_on_nine_images_in_ten(tmp_path: Pat
     import_checkpoint("dverge", DVERGE, tmp_path / "rec")
     accuracies = load_ensemble(tmp_path / "rec").correct(x, y).float().mean(1)
     assert (accuracies > 0.85).all()
+
+
+def test_a_format_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CONTRIBUTING promises: importing, its errors and the choice of alpha follow from the entry."""
+    mine = Format(
+        "mine", "my own", "this test", architecture="cnn", normalisation="half", uniform=False, aliases=("me",)
+    )
+    monkeypatch.setitem(FORMATS, mine.name, mine)
+    file = saved(tmp_path / "w.pt", [net_state("cnn", seed=0), net_state("cnn", seed=1)])
+    refused("mine ensembles have sampling probabilities of their own", tmp_path / "rec", "me", file)
+    imported = import_checkpoint("me", file, tmp_path / "rec", alpha=[0.7, 0.3])
+    assert imported.format == "mine" and imported.members[0].mean == (0.5,) * 3
+    refused(r"unknown checkpoint format 'mime' \(did you mean 'mine'\?\)", tmp_path / "no", "mime", file)

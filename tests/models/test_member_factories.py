@@ -140,10 +140,10 @@ def test_integer_weights_do_not_pass_for_floats(tmp_path: Path) -> None:
     [
         ("own_models", {}, "factory 'own_models' is not of the form 'module:function'"),
         ("os; rm:x", {}, "is not of the form"),
-        ("__main__:make", {}, "lives in the running script"),
+        ("__main__:make", {}, "is in the running script"),
         ("no_such_module:make", {}, r"cannot be imported \(No module named 'no_such_module'\): .*PYTHONPATH"),
         ("own_models:build", {}, "module 'own_models' has no 'build'"),
-        (OWN, {"depth": 3}, r"'own_models:make' does not take \{'depth': 3\}"),
+        (OWN, {"depth": 3}, r"'own_models:make' does not accept \{'depth': 3\}"),
         ("own_models:not_a_model", {}, "returned a str, not a torch.nn.Module"),
     ],
 )

@@ -24,6 +24,8 @@ def own_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source = save_ensemble(pair, tmp_path / "pair", made_by={"method": "bat", "machine": {"device": "a CPU"}})
     home = tmp_path / "zoo"
     home.mkdir()
+    recipes = {"bat-digits-cnn-linf": "train it", "bat-cifar10-vgg16-l2": "python -m paper table1 --train-only"}
+    (home / "index.json").write_text(json.dumps({"format": 1, "ensembles": [], "recipes": recipes}))
     zoo.add(source, "tiny", "a tiny pair", "bat-digits-cnn-linf", "fast", home)
     monkeypatch.setattr(zoo, "HOME", home)
     return home
@@ -44,11 +46,26 @@ def test_a_corrupted_file_is_refused(own_zoo: Path) -> None:
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(bytes(data))
-    with pytest.raises(InputError, match=r"zoo:tiny: member_1.safetensors is corrupt"):
+    with pytest.raises(InputError, match=r"tiny/member_1.safetensors is corrupt"):
         load_ensemble("zoo:tiny")
+    with pytest.raises(InputError, match=r"zoo:tiny: member_1.safetensors is corrupt"):
+        zoo.verify("tiny")
     weights.unlink()
     with pytest.raises(InputError, match=r"zoo:tiny lacks member_1.safetensors"):
-        zoo.folder("tiny")
+        zoo.verify("tiny")
+    with pytest.raises(InputError, match=r"tiny/member_1.safetensors does not exist"):
+        load_ensemble("zoo:tiny")
+    (own_zoo / "tiny" / "ensemble.json").write_text("{}")
+    with pytest.raises(InputError, match=r"zoo:tiny: ensemble.json is corrupt"):
+        load_ensemble("zoo:tiny")
+
+
+def test_each_weights_file_is_read_and_hashed_once(own_zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: (reads.append(self.name), read_bytes(self))[1])
+    load_ensemble("zoo:tiny")
+    assert sorted(reads) == ["ensemble.json", "member_0.safetensors", "member_1.safetensors"]
 
 
 def test_unknown_names_and_a_damaged_index(own_zoo: Path) -> None:
@@ -86,10 +103,9 @@ def test_the_command_line_evaluates_and_lists(own_zoo: Path, capsys: pytest.Capt
     assert run(words.split()) == 0
     assert json.loads(capsys.readouterr().out)["samples"] == 5
     assert run(["zoo", "list", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert [e["name"] for e in listed["ensembles"]] == ["tiny"]
-    command = "recarc train bat --data cifar10 --arch vgg16 --norm l2 --eps 128/255 --out bat-cifar10-vgg16-l2"
-    assert listed["made_by_recipe"]["bat-cifar10-vgg16-l2"] == command
+    told = json.loads(capsys.readouterr().out)
+    assert [e["name"] for e in told["ensembles"]] == ["tiny"]
+    assert told["made_by_recipe"] == {"bat-cifar10-vgg16-l2": "python -m paper table1 --train-only"}
     assert run(["evaluate", "zoo:none", "--data", "digits", "--eps", "0.1"]) == 2
     assert run(["zoo", "list"]) == 0
 

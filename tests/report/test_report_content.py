@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
 from small_runs import SCRIPT, make_runs, small_ensemble
 
-from recarc import Ball, InputError, RandomizedEnsemble, evaluate
+from recarc import Ball, InputError, RandomizedEnsemble, attacks, evaluate
 from recarc.attacks import (
     ARC,
     PGD,
@@ -26,13 +26,13 @@ from recarc.attacks import (
     Climb,
     LinearARC,
     RandomAttacker,
+    Restarts,
     Tight,
+    WorstOf,
 )
-from recarc.attacks.registry import attack_named
 from recarc.data import load
 from recarc.evaluation import Evaluation, Verdict
-from recarc.evaluation.fingerprint import described
-from recarc.evaluation.wording import eps_text
+from recarc.evaluation.fingerprint import described, eps_text
 from recarc.report import Report, Run, build_report, load_runs, render, write_figures, write_page, write_tables
 from recarc.report.content import _main
 from recarc.report.rescoring import _minimal
@@ -83,7 +83,7 @@ def test_a_tight_run_alone_tells_of_its_stages(runs: Path) -> None:
 
 def test_without_a_floor_the_page_says_that_it_is_a_bound(runs: Path) -> None:
     bare = build_report(load_runs([runs / "arc"]))
-    assert bare.verdict is None and bare.gallery is None
+    assert bare.verdict is None and bare.pictures == []
     page = render(bare)
     assert "upper bound" in page and "--attack tight" in page
     assert any("--save-inputs" in note for note in bare.notes)
@@ -142,7 +142,7 @@ def test_the_worst_of_all_patterns_is_the_minimum_per_sample(report: Report) -> 
     assert found is not None
     for alpha in ((0.6, 0.4), (0.3, 0.7)):
         scores = []
-        for run in report.same:
+        for run in report.comparable:
             evaluation = run.evaluation
             seen = [evaluation.clean_predictions, *evaluation.stages.values(), *evaluation.adversarial_predictions]
             scores += [evaluation.score(predictions, np.array(alpha)) for predictions in seen]
@@ -172,12 +172,12 @@ def test_three_members_get_three_sliders_and_no_line_plot(tmp_path: Path) -> Non
 
 
 def test_pictures_are_the_inputs_that_were_kept(report: Report) -> None:
-    assert report.gallery is not None
-    for example in report.gallery.examples:
-        assert [shot.attack for shot in example.shots] == ["AdaptivePGD", "Tight"]
-        for shot in example.shots:
-            assert np.linalg.norm(shot.adversarial - example.clean) == pytest.approx(shot.size, abs=1e-5)
-            assert len(shot.answers) == 2 and np.abs(shot.perturbation).max() <= 1
+    assert report.pictures
+    for example in report.pictures:
+        assert [outcome.attack for outcome in example.outcomes] == ["AdaptivePGD", "Tight"]
+        for outcome in example.outcomes:
+            assert np.linalg.norm(outcome.adversarial - example.clean) == pytest.approx(outcome.size, abs=1e-5)
+            assert len(outcome.answers) == 2 and np.abs(outcome.perturbation).max() <= 1
 
 
 def test_names_are_text(report: Report) -> None:
@@ -198,71 +198,61 @@ def test_the_page_is_self_contained_and_small(report: Report, tmp_path: Path) ->
     assert [p.name for p in path.parent.iterdir()] == ["page.html"]
 
 
-def test_commands_repeat_the_runs(runs: Path) -> None:
-    report = build_report(load_runs([runs]), ensemble="my ensemble", command="recarc demo")
-    assert report.commands[0] == "recarc demo"
-    assert any("recarc evaluate 'my ensemble' --data digits --norm l2 --eps 0.6" in c for c in report.commands)
-    assert any("--attack arc --steps 3 --planes 3" in c for c in report.commands)
-    typed = Run("x", report.main.evaluation, {"command": "recarc evaluate as-typed"})
-    assert typed.command() == "recarc evaluate as-typed"
+def test_the_typed_command_comes_before_a_line_of_python(runs: Path) -> None:
+    report = build_report(load_runs([runs]), ensemble="my ensemble")
+    assert any(
+        command.startswith("evaluate(load_ensemble('my ensemble').with_alpha([0.6, 0.4]), ARC(steps=3, ")
+        and "load('digits', 'test', limit=40), Ball('l2', 0.6, (0.0, 1.0)), out='arc'" in command
+        for command in report.commands
+    )
+    typed = {"command": "recarc evaluate as-typed"}
+    assert build_report([Run(name, report.main.evaluation, typed) for name in "ab"]).commands == [typed["command"]]
 
 
-def run_of(attack: Attack, data: str = "digits") -> Run:
-    told = {
-        "attack": json.loads(json.dumps(described(attack))),
-        "ball": {"norm": "linf", "eps": 0.1, "box": [0.0, 1.0]},
-        "data": {"name": data, "split": "test", "samples": 60},
-    }
-    return Run("x", SimpleNamespace(configuration=told, alpha=torch.tensor([0.9, 0.1])))  # type: ignore[arg-type]
+def run_of(attack: Attack) -> Run:
+    config = {"attack": json.loads(json.dumps(described(attack))), "ball": {"norm": "linf", "eps": 0.1, "box": None}}
+    return Run("x", SimpleNamespace(configuration=config, alpha=torch.tensor([0.9, 0.1])))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("attack", "words", "title"),
+    ("attack", "label"),
     [
-        (Tight("quick"), "tight --preset quick", "Tight"),
-        (ARC(steps=3, planes=2), "arc --steps 3 --planes 2", "ARC"),
-        (ARC(rho=0.2), None, "ARC"),
-        (ARC(variant="corrected"), "corrected_arc", "ARC, corrected"),
-        (AdaptivePGD(), "adaptive_pgd", "AdaptivePGD"),
-        (AdaptivePGD(expectation="logits"), None, "AdaptivePGD on logits"),
-        (RandomAttacker(PGD(steps=2, random_init=True)), "pgd --steps 2", "PGD"),
-        (RandomAttacker(PGD(), seed=1), None, "PGD"),
-        (PGD(member=0), "pgd1", "PGD on member 1"),
-        (PGD(member=1), None, "PGD on member 2"),
-        (CarliniWagner(), "cw", "C&W"),
-        (CarliniWagner(expectation="logits"), None, "C&W on logits"),
-        (CarliniWagner(member=0), None, "C&W on member 1"),
-        (RandomAttacker(CarliniWagner(member=0)), None, "C&W on a member drawn"),
-        (CarliniWagner(search_steps=1), None, "C&W"),
-        (AutoPGD(loss="dlr"), "autopgd --steps 100 --loss dlr", "AutoPGD"),
-        (AutoPGD(member=1), None, "AutoPGD on member 2"),
-        (Climb(), "climb", "Climb"),
-        (Climb(start=ARC(), orders=3), None, "Climb"),
-        (LinearARC(), "linear_arc", "LinearARC"),
+        (Tight("quick"), "Tight"),
+        (ARC(steps=3, planes=2), "ARC"),
+        (ARC(variant="corrected"), "ARC, corrected"),
+        (AdaptivePGD(), "AdaptivePGD"),
+        (AdaptivePGD(expectation="logits"), "AdaptivePGD on logits"),
+        (RandomAttacker(PGD(steps=2, random_init=True)), "PGD"),
+        (PGD(member=0), "PGD on member 1"),
+        (PGD(member=1), "PGD on member 2"),
+        (CarliniWagner(), "C&W"),
+        (CarliniWagner(expectation="logits"), "C&W on logits"),
+        (CarliniWagner(member=0), "C&W on member 1"),
+        (RandomAttacker(CarliniWagner(member=0)), "C&W on a random member"),
+        (AutoPGD(loss="dlr"), "AutoPGD"),
+        (AutoPGD(member=1), "AutoPGD on member 2"),
+        (Climb(), "Climb"),
+        (Climb(start=ARC(), orders=3), "Climb"),
+        (LinearARC(), "LinearARC"),
+        (Restarts(AdaptivePGD(random_init=True), 3), "AdaptivePGD, 3 restarts"),
+        (WorstOf([ARC(rho=0.2), PGD()]), "WorstOf"),
     ],
     ids=str,
 )
-def test_a_command_is_given_only_where_it_makes_the_same_attack(attack: Attack, words: str | None, title: str) -> None:
-    assert run_of(attack).title == title
-    command = run_of(attack).command()
-    assert run_of(attack, "tensors").command() == ""
-    if words is None:
-        assert command == ""
-        return
-    assert f"--attack {words}" in command
-    typed = shlex.split(command)
-    options: dict[str, Any] = {"random_init": True} if "--random-init" in typed else {}
-    for option, kind in {
-        "preset": str,
-        "steps": int,
-        "step_size": float,
-        "planes": int,
-        "loss": str,
-        "seed": int,
-    }.items():
-        name = f"--{option.replace('_', '-')}"
-        options |= {option: kind(typed[typed.index(name) + 1])} if name in typed else {}
-    assert attack_named(typed[typed.index("--attack") + 1], **options) == attack
+def test_a_label_and_a_line_of_python_for_every_attack(attack: Attack, label: str) -> None:
+    run = run_of(attack)
+    assert run.label == label
+    call = run.command("mine")
+    words = {"evaluate": lambda *arguments, **_: arguments, "load_ensemble": lambda _: RandomizedEnsemble([id, id])}
+    words |= {"Ball": Ball, "data": "mine"}
+    _, repeated, data, ball = eval(call, words | {name: getattr(attacks, name) for name in attacks.__all__})
+    assert repeated == attack and data == "mine" and ball == Ball("linf", 0.1, None)
+
+
+def test_no_line_of_python_where_it_would_say_less_than_the_run() -> None:
+    run = run_of(ARC())
+    run.configuration["attack"] = "mymodule:my_attack"
+    assert run.command() == "" and run.label == "mymodule:my_attack"
 
 
 @pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
@@ -274,23 +264,23 @@ def test_pictures_of_runs_on_tensors(tmp_path: Path) -> None:
     evaluate(flat, PGD(steps=1), (x.flatten(1), y), Ball("l2", 0.6), out=tmp_path / "flat", **options)
     runs = load_runs([tmp_path / "run"])
     without = build_report(runs)
-    assert without.gallery is None
-    why = "no pictures: the runs are on tensors, not on a data set with a name; give them: build_report(data=(x, y))"
+    assert without.pictures == []
+    why = "no pictures: the runs are on tensors, not on a named data set; pass them: build_report(data=(x, y))"
     assert without.notes[0] == why
     other = build_report(runs, data=(1 - x, y))
-    assert other.notes[0] == "no pictures: tensors here is not the data that was attacked"
-    pictures = build_report(runs, data=(x, y)).gallery
-    assert pictures is not None and {e.label for e in pictures.examples} <= set("0123456789")
+    assert other.notes[0] == "no pictures: tensors is not the data that was attacked"
+    pictures = build_report(runs, data=(x, y)).pictures
+    assert pictures and {example.label for example in pictures} <= set("0123456789")
     vectors = build_report(load_runs([tmp_path / "flat"]), data=(x.flatten(1), y))
-    assert vectors.notes[0] == "no pictures: inputs of shape (64,) are no images of 1 or 3 channels"
+    assert vectors.notes[0] == "no pictures: inputs of shape (64,) are not images of 1 or 3 channels"
 
 
 def test_each_matrix_has_a_file_of_its_own(report: Report, tmp_path: Path) -> None:
-    both = replace(report, matrices=[*report.matrices, replace(report.matrices[0], run="C&W on a member drawn")])
+    both = replace(report, matrices=[*report.matrices, replace(report.matrices[0], run="C&W on a random member")])
     written = [*write_tables(both, tmp_path), *write_figures(both, tmp_path, ["svg"])]
     found = {path.name for path in written if "cross" in path.name}
     assert found == {f"cross_robustness_{k}.{kind}" for k in (1, 2) for kind in ("tex", "md", "svg")}
-    assert "C&W on a member drawn" in (tmp_path / "cross_robustness_2.md").read_text()
+    assert "C&W on a random member" in (tmp_path / "cross_robustness_2.md").read_text()
 
 
 def test_tables_and_figures(report: Report, tmp_path: Path) -> None:
@@ -302,7 +292,9 @@ def test_tables_and_figures(report: Report, tmp_path: Path) -> None:
     assert latex.count("\\\\") == 1 + len(report.rows)
     markdown = (tmp_path / "tables" / "sweep_alpha.md").read_text().splitlines()
     assert len(markdown) == 2 + 2 + 4
+    settings = matplotlib.get_backend(), matplotlib.rcParams.copy()
     drawn = write_figures(report, tmp_path / "figures")
+    assert (matplotlib.get_backend(), matplotlib.rcParams) == settings, "matplotlib is as it was"
     assert {p.suffix for p in drawn} == {".pdf", ".svg", ".png"}
     assert {p.stem for p in drawn} == {"attacks", "sweep_alpha", "sweep_eps", "cross_robustness", "pictures"}
     assert all(p.stat().st_size > 1000 for p in drawn)
@@ -321,7 +313,7 @@ def test_latex_and_markdown_of_odd_names(report: Report) -> None:
 def test_bad_paths_are_one_line(tmp_path: Path, runs: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         load_runs([tmp_path / "nowhere"])
-    with pytest.raises(InputError, match="holds no run"):
+    with pytest.raises(InputError, match="contains no run"):
         load_runs([tmp_path])
     with pytest.raises(InputError, match="no runs were given"):
         load_runs([])

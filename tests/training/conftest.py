@@ -49,9 +49,9 @@ def transfer(test_set: tuple[torch.Tensor, torch.Tensor]) -> Callable[[Randomize
 @pytest.fixture(scope="session")
 def natural() -> RandomizedEnsemble:
     """Three plain members."""
-    return small("natural", members=3, epochs=6)
+    return small("natural", members=3, epochs=4)
 
 
 @pytest.fixture(scope="session")
 def at() -> RandomizedEnsemble:
-    return small("at", epochs=6)
+    return small("at", epochs=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from recarc import Ball, RandomizedEnsemble
-from recarc.training import train
+from recarc.training import Method, train
 
 EPS = 0.15
 BALL = Ball("linf", EPS)
@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-def small(method: str, *, epochs: float = 10, **more: Any) -> RandomizedEnsemble:
+def small(method: str | Method, *, epochs: float = 10, **more: Any) -> RandomizedEnsemble:
     """`train` at a size that takes seconds."""
     changes = {"epochs": epochs, **more.pop("changes", {})}
     return train(method, more.pop("data", "digits"), **{**SMALL, **more}, changes=changes)

@@ -1,4 +1,4 @@
-"""The loop's parts against torch's own or a literal version."""
+"""The parts of the loop against those of torch or a literal version."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from recarc.data.loading import load
-from recarc.fast.fuse import Run, plain_convolve
+from recarc.fast.fuse import FusedBlock, plain_convolve
 from recarc.models.registry import build
 from recarc.models.store import load_ensemble
-from recarc.training import Switches, recipe_for
+from recarc.training import SpeedOptions, recipe_for
 from recarc.training.batches import Augmentation, epoch_order, split
+from recarc.training.method import StepContext
 from recarc.training.methods import method_named
 from recarc.training.methods.trs import gradient_of_gradient_norm
 from recarc.training.optimizer import SGD, Adam, Average
 from recarc.training.recipes import Recipe
-from recarc.training.schedule import average_decay, learning_rate
-from recarc.training.shadow_models import Copies, foldable, frozen_copy
-from recarc.training.speed_options import Machine, fit
-from recarc.training.step_context import Team
+from recarc.training.shadow_models import ShadowModels, foldable, frozen_copy
+from recarc.training.speed_options import Execution, fit_to_method
 
 CPU = torch.device("cpu")
+FOLDED_AND_FUSED = SpeedOptions(bf16=True, fold=True, fuse=True)
 
 
 def gradients(shapes: list[tuple[int, ...]], seed: int) -> list[Tensor]:
@@ -79,15 +79,15 @@ def test_the_average_holds_weights_and_running_statistics() -> None:
 
 def test_schedules() -> None:
     paper = recipe_for("paper", "at", "cifar10", "resnet20")
-    rates = [learning_rate(paper, epoch * 10, 2000) for epoch in (0, 99, 100, 149, 150, 199)]
+    rates = [paper.learning_rate(epoch * 10, 2000) for epoch in (0, 99, 100, 149, 150, 199)]
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
     cycle = Recipe(1, schedule="one-cycle", lr=0.4, warmup=0.25)
-    all_rates = [learning_rate(cycle, s, 400) for s in range(400)]
+    all_rates = [cycle.learning_rate(s, 400) for s in range(400)]
     assert max(all_rates) == pytest.approx(0.4, rel=0.01) and all_rates.index(max(all_rates)) in (99, 100)
     assert 0 < all_rates[0] < 0.01 and 0 < all_rates[-1] < 0.01
-    assert learning_rate(Recipe(1, schedule="constant"), 7, 9) == 0.1
-    assert average_decay(Recipe(1, ema=0.999), 0) == pytest.approx(0.1)
-    assert average_decay(Recipe(1, ema=0.999), 10**6) == 0.999
+    assert Recipe(1, schedule="constant").learning_rate(7, 9) == 0.1
+    assert Recipe(1, ema=0.999).average_decay(0) == pytest.approx(0.1)
+    assert Recipe(1, ema=0.999).average_decay(10**6) == 0.999
 
 
 def test_the_papers_recipes() -> None:
@@ -121,11 +121,11 @@ def test_crops_and_flips_are_what_they_say() -> None:
 
 def test_the_validation_split_is_cut_from_the_training_set() -> None:
     data = load("digits", "train")
-    kept, held = split(data, 100, 3, CPU)
+    rest, held = split(data, 100, 3, CPU)
     again, _ = split(data, 100, 3, CPU)
-    assert held is not None and len(kept) == len(data) - 100 and len(held) == 100
-    assert np.array_equal(np.sort(np.concatenate([kept._rows, held._rows])), np.arange(len(data)))
-    assert np.array_equal(kept._rows, again._rows)
+    assert held is not None and len(rest) == len(data) - 100 and len(held) == 100
+    assert np.array_equal(np.sort(np.concatenate([rest._rows, held._rows])), np.arange(len(data)))
+    assert np.array_equal(rest._rows, again._rows)
     x, y = held.images(torch.arange(5))
     expected, labels = data.batch(held._rows[:5])
     assert torch.equal(x, expected) and torch.equal(y, labels)
@@ -138,31 +138,31 @@ def test_the_folded_copy_follows_the_training_weights(arch: str) -> None:
     torch.manual_seed(0)
     master = build(arch, 10, mean=(0.5,) * 3, std=(0.2,) * 3).train()
     assert foldable(master) is None
-    copies = Copies(master, half=False, attack_mode="eval", fold=True)
+    shadow = ShadowModels(master, half=False, attack_mode="eval", fold=True)
     x = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
         for p in master.parameters():
             p.add_(0.1 * p.abs().mean() * torch.randn_like(p))
         master(x)
-        copies.refresh()
+        shadow.refresh()
         expected = master.eval()(x)
-        assert torch.allclose(copies.attack(x), expected, atol=1e-4)
+        assert torch.allclose(shadow.attack(x), expected, atol=1e-4)
         assert torch.allclose(frozen_copy(master, half=False, fold=True)(x), expected, atol=1e-4)
 
 
 def test_a_master_that_cannot_be_folded_is_attacked_as_it_is() -> None:
     master = build("cnn", 10, 1, 8, width=4).train()
-    copies, x = Copies(master, half=False, attack_mode="eval", fold=True, fuse=True), torch.rand(4, 1, 8, 8)
+    shadow, x = ShadowModels(master, half=False, attack_mode="eval", fold=True, fuse=True), torch.rand(4, 1, 8, 8)
     with torch.no_grad():
         master.net.fc.weight.mul_(2)  # type: ignore[union-attr,operator]
-        copies.refresh()
-        assert torch.equal(copies.attack(x), master(x)) and not copies.attack.training
+        shadow.refresh()
+        assert torch.equal(shadow.attack(x), master(x)) and not shadow.attack.training
 
 
 @pytest.mark.parametrize(("method", "widths"), [("adp", [6, 4]), ("gal", [6, 4]), ("mrboost", [6, 6])])
 def test_members_of_another_architecture_can_be_given(method: str, widths: list[int], tmp_path: Path) -> None:
-    """mrboost goes on from a copy of the one before."""
-    settings: dict[str, Any] = {"arch_options": {"width": 4, "batch_norm": True}, "switches": Switches(fold=True)}
+    """mrboost starts from a copy of the previous member."""
+    settings: dict[str, Any] = {"arch_options": {"width": 4, "batch_norm": True}, "speed": SpeedOptions(fold=True)}
     start = [build("cnn", 10, 1, 8, width=6)]
     small(method, start=start, members=2, epochs=0.1, out=tmp_path / method, **settings)
     members = load_ensemble(tmp_path / method).members
@@ -173,40 +173,40 @@ def test_the_fused_copy_follows_the_training_weights(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("recarc.fast.convert.kernel_convolve", lambda: plain_convolve)
     torch.manual_seed(0)
     master = build("resnet20", 10).train()
-    copies = Copies(master, half=True, attack_mode="eval", fold=True, fuse=True)
-    assert any(isinstance(m, Run) for m in copies.attack.modules())
+    shadow = ShadowModels(master, half=True, attack_mode="eval", fold=True, fuse=True)
+    assert any(isinstance(m, FusedBlock) for m in shadow.attack.modules())
     x = torch.rand(4, 3, 32, 32)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        before = copies.attack(x)
+        before = shadow.attack(x)
         for p in master.parameters():
             p.add_(0.1 * p.abs().mean() * torch.randn_like(p))
-        copies.refresh()
+        shadow.refresh()
         expected = frozen_copy(master, half=True, fold=True)(x)
         fixed = frozen_copy(master, half=True, fold=True, fuse=True)(x)
-        assert torch.allclose(copies.attack(x), fixed, atol=1e-6)
+        assert torch.allclose(shadow.attack(x), fixed, atol=1e-6)
         assert float((fixed - expected).norm()) < 0.1 * float((before - expected).norm())
 
 
 def test_half_precision_copies_share_what_is_not_copied() -> None:
     master = build("cnn", 10, 1, 8, batch_norm=True, width=4).train()
-    copies = Copies(master, half=True, attack_mode="train", fold=False)
-    for (name, wide), narrow in zip(master.named_parameters(), copies.weights()):
+    shadow = ShadowModels(master, half=True, attack_mode="train", fold=False)
+    for (name, wide), narrow in zip(master.named_parameters(), shadow.weights()):
         assert narrow.dtype == (torch.bfloat16 if wide.dim() >= 2 else torch.float32), name
         assert (narrow is wide) == (wide.dim() < 2)
     with torch.no_grad():
         master.net.fc.weight.fill_(0.5)  # type: ignore[union-attr,operator]
-    copies.refresh()
-    assert bool((copies.train.net.fc.weight == 0.5).all())  # type: ignore[union-attr]
+    shadow.refresh()
+    assert bool((shadow.train.net.fc.weight == 0.5).all())  # type: ignore[union-attr]
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        copies.train(torch.rand(4, 1, 8, 8))
+        shadow.train(torch.rand(4, 1, 8, 8))
     assert int(master.net.bn1.num_batches_tracked) == 1  # type: ignore[union-attr,arg-type]
 
 
-def test_switches_change_speed_and_not_the_result() -> None:
-    settings: dict[str, Any] = {"epochs": 1, "arch_options": {"width": 4, "batch_norm": True}, "members": 2}
+def test_speed_options_do_not_change_the_result() -> None:
+    settings: dict[str, Any] = {"epochs": 0.5, "arch_options": {"width": 4, "batch_norm": True}, "members": 2}
     plain = small("iat", **settings)
-    beside = small("iat", switches=Switches(side_by_side=True, channels_last=True), **settings)
-    fast = small("iat", switches=Switches(bf16=True, fold=True, cuda_graph=True, side_by_side=True), **settings)
+    beside = small("iat", speed=SpeedOptions(side_by_side=True, channels_last=True), **settings)
+    fast = small("iat", speed=SpeedOptions(bf16=True, fold=True, cuda_graph=True, side_by_side=True), **settings)
     for one, two, three in zip(plain.members, beside.members, fast.members):
         a, b, c = (parameters_to_vector(m.parameters()).detach() for m in (one, two, three))  # type: ignore[union-attr]
         assert torch.allclose(a, b, atol=1e-4)
@@ -214,7 +214,7 @@ def test_switches_change_speed_and_not_the_result() -> None:
 
 
 @pytest.mark.parametrize("when", ["asked for", "run"])
-def test_what_cannot_be_used_is_said_and_training_goes_on(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_used_is_reported_and_training_continues(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no compiler here\nand a long story")
 
@@ -226,8 +226,8 @@ def test_what_cannot_be_used_is_said_and_training_goes_on(when: str, monkeypatch
     monkeypatch.setattr(nn.Module, "compile", compile_)
     lines: list[str] = []
     settings: dict[str, Any] = {"epochs": 0.5, "arch_options": {"width": 4}}
-    wishes = Switches(compile=True, cuda_graph=True, fold=True)
-    fallen_back = small("at", say=lines.append, switches=wishes, **settings)
+    requested = SpeedOptions(compile=True, cuda_graph=True, fold=True)
+    fallen_back = small("at", say=lines.append, speed=requested, **settings)
     notes = [line for line in lines if "is off" in line]
     assert notes == [
         "cuda graph is off: cpu is not a GPU",
@@ -244,10 +244,10 @@ def test_what_cannot_be_used_is_said_and_training_goes_on(when: str, monkeypatch
 )
 def test_methods_get_copies_they_can_use(method: str, fold: bool, fuse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recarc.training.speed_options.kernel_convolve", lambda: torch.conv2d)
-    machine = Machine(torch.device("cuda"), bf16=True, fold=True, fuse=True)
-    fit(machine, method_named(method), build("resnet20", 10), "eval", Switches(fold=True))
-    told = [] if fold else [f"fold is off: {method} looks inside the members it attacks"]
-    assert (machine.fold, machine.fuse, machine.notes) == (fold, fuse, told)
+    execution = Execution(torch.device("cuda"), FOLDED_AND_FUSED)
+    fit_to_method(execution, SpeedOptions(fold=True), method_named(method), build("resnet20", 10), "eval")
+    notes = [] if fold else [f"fold is off: {method} reads features inside the members it attacks"]
+    assert (execution.speed.fold, execution.speed.fuse, execution.notes) == (fold, fuse, notes)
 
 
 def test_gradients_of_gradients_through_a_folded_copy() -> None:
@@ -255,11 +255,11 @@ def test_gradients_of_gradients_through_a_folded_copy() -> None:
     net = build("resnet20", 10).double().train()
     x, y = torch.rand(4, 3, 32, 32, dtype=torch.float64), torch.arange(4)
     net(x)
-    whole, folded = (Copies(net, half=False, attack_mode="eval", fold=fold) for fold in (False, True))
+    whole, folded = (ShadowModels(net, half=False, attack_mode="eval", fold=fold) for fold in (False, True))
     folded.refresh()
     assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in folded.attack.modules())
     found, expected = (
-        gradient_of_gradient_norm(cast(Team, SimpleNamespace(victims=[c.attack])), x, y) for c in (folded, whole)
+        gradient_of_gradient_norm(cast(StepContext, SimpleNamespace(victims=[c.attack])), x, y) for c in (folded, whole)
     )
     assert float(expected.abs().max()) > 0
     assert torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
@@ -267,15 +267,15 @@ def test_gradients_of_gradients_through_a_folded_copy() -> None:
 
 def test_fusing_says_why_it_is_off_when_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     net, method, gpu = build("resnet20", 10), method_named("at"), torch.device("cuda")
-    needs = "it needs a GPU, a folded copy in bfloat16, no compiler, and a method that differentiates no gradients"
+    needs = "it needs a GPU, a folded copy in bfloat16, no compiler, and a method without second derivatives"
     for asked, notes in ((True, [f"fuse is off: {needs}"]), (None, [])):
-        machine = Machine(CPU, bf16=True, fold=True, fuse=True)
-        fit(machine, method, net, "eval", Switches(fuse=asked))
-        assert (machine.fuse, machine.notes) == (False, notes)
+        execution = Execution(CPU, FOLDED_AND_FUSED)
+        fit_to_method(execution, SpeedOptions(fuse=asked), method, net, "eval")
+        assert (execution.speed.fuse, execution.notes) == (False, notes)
     monkeypatch.setattr("recarc.training.speed_options.kernel_convolve", lambda: None)
-    machine = Machine(gpu, bf16=True, fold=True, fuse=True)
-    fit(machine, method, net, "eval", Switches())
-    assert (machine.fuse, machine.notes) == (False, ["fuse is off: Triton cannot build the kernels here"])
+    execution = Execution(gpu, FOLDED_AND_FUSED)
+    fit_to_method(execution, SpeedOptions(), method, net, "eval")
+    assert (execution.speed.fuse, execution.notes) == (False, ["fuse is off: Triton cannot build the kernels here"])
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -286,7 +286,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU her
 def test_every_step_that_can_be_captured_is(method: str) -> None:
     lines: list[str] = []
     options = {"width": 8, "batch_norm": True}
-    members = max(2, method_named(method).least)
+    members = max(2, method_named(method).min_members)
     small(method, epochs=0.2, members=members, arch_options=options, device="cuda", say=lines.append)
     assert "cuda_graph" in lines[0] and not any("is off" in line for line in lines), lines
 
@@ -296,8 +296,8 @@ def test_the_fast_path_on_a_gpu() -> None:
     settings: dict[str, Any] = {"epochs": 2, "arch_options": {"width": 8, "batch_norm": True}, "device": "cuda"}
     lines: list[str] = []
     fast = small("iat", members=2, say=lines.append, **settings)
-    off = Switches(**{switch.name: False for switch in fields(Switches)})
-    plain = small("iat", members=2, switches=off, **settings)
+    off = SpeedOptions(**{option.name: False for option in fields(SpeedOptions)})
+    plain = small("iat", members=2, speed=off, **settings)
     assert not any("is off" in line for line in lines), lines
     x, y = (t.cuda() for t in load("digits", "test").tensors())
     difference = fast.correct(x, y).double().mean(1) - plain.correct(x, y).double().mean(1)

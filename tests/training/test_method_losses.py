@@ -12,19 +12,18 @@ from torch import Tensor, nn
 
 from recarc import Ball
 from recarc.training import recipe_for
-from recarc.training.method import Method
+from recarc.training.method import Method, StepContext, random_start
 from recarc.training.methods import method_named
 from recarc.training.methods.adp import log_volume, non_true
 from recarc.training.methods.gal import logits_and_gradients
 from recarc.training.methods.mrboost import mixture_log_probabilities
 from recarc.training.second_order import Shape
-from recarc.training.step_context import Team, random_start
 
 CLASSES, BATCH = 4, 5
 
 
 class Tiny(nn.Module):
-    """Two smooth layers, so that second derivatives are there to be tested."""
+    """Two smooth layers, so that there are second derivatives to test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,12 +35,14 @@ class Tiny(nn.Module):
 
 
 @pytest.fixture
-def team() -> Team:
+def context() -> StepContext:
     torch.manual_seed(0)
     members = [Tiny().double().float() for _ in range(3)]
     recipe = replace(recipe_for("fast", "at", "digits", "cnn"), diversity=1.0)
     alpha = torch.tensor([0.5, 0.3, 0.2])
-    return Team(members, members, [], recipe, Ball("linf", 0.1), alpha, host=torch.Generator().manual_seed(0))
+    return StepContext(
+        members, members, [], recipe, Ball("linf", 0.1), alpha, host_generator=torch.Generator().manual_seed(0)
+    )
 
 
 @pytest.fixture
@@ -62,23 +63,23 @@ def sample_gradient(member: nn.Module, x: Tensor, label: Tensor) -> Tensor:
     return torch.autograd.grad(loss, x)[0].flatten()
 
 
-def total(method: str, team: Team, x: Tensor, x_adv: Tensor, y: Tensor) -> float:
-    parts = method_named(method).loss(team, x, x_adv, y)
+def total(method: str, context: StepContext, x: Tensor, x_adv: Tensor, y: Tensor) -> float:
+    parts = method_named(method).loss(context, x, x_adv, y)
     return float(torch.stack(list(parts.values())).sum().detach())
 
 
-def test_plain_and_adversarial_losses_are_cross_entropy(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+def test_plain_and_adversarial_losses_are_cross_entropy(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
-    one = replace(team, trained=team.trained[:1], victims=team.victims[:1])
-    expected = sum(ce(team.trained[0](x[b : b + 1])[0], int(y[b])) for b in range(BATCH)) / BATCH
+    one = replace(context, trained=context.trained[:1], victims=context.victims[:1])
+    expected = sum(ce(context.trained[0](x[b : b + 1])[0], int(y[b])) for b in range(BATCH)) / BATCH
     for name in ("natural", "at", "bat", "iat", "free"):
         assert total(name, one, x, x, y) == pytest.approx(expected, abs=1e-6)
 
 
-def test_label_smoothing_mixes_the_uniform_distribution_in(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+def test_label_smoothing_mixes_the_uniform_distribution_in(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
-    logits = team.trained[0](x)
-    smooth = replace(team, recipe=replace(team.recipe, label_smoothing=0.2))
+    logits = context.trained[0](x)
+    smooth = replace(context, recipe=replace(context.recipe, label_smoothing=0.2))
     expected = sum(
         0.8 * ce(logits[b], int(y[b])) + 0.2 / CLASSES * sum(ce(logits[b], c) for c in range(CLASSES))
         for b in range(BATCH)
@@ -86,11 +87,11 @@ def test_label_smoothing_mixes_the_uniform_distribution_in(team: Team, batch: tu
     assert float(smooth.loss(logits, y)) == pytest.approx(expected / BATCH, abs=1e-6)
 
 
-def test_adp(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+def test_adp(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     expected = 0.0
     for b in range(BATCH):
-        logits = [member(x[b : b + 1])[0] for member in team.trained]
+        logits = [member(x[b : b + 1])[0] for member in context.trained]
         p = [torch.softmax(z, 0).double() for z in logits]
         mean = sum(p) / 3
         entropy = -sum(float(q) * math.log(float(q)) for q in mean)
@@ -100,7 +101,7 @@ def test_adp(team: Team, batch: tuple[Tensor, Tensor]) -> None:
         expected += (
             sum(ce(z, int(y[b])) for z in logits) - 2.0 * entropy - 0.5 * math.log(float(torch.linalg.det(gram)))
         )
-    assert total("adp", team, x, x, y) == pytest.approx(expected / BATCH, rel=2e-3)
+    assert total("adp", context, x, x, y) == pytest.approx(expected / BATCH, rel=2e-3)
 
 
 def test_adp_takes_volumes_in_full_precision() -> None:
@@ -113,22 +114,22 @@ def test_adp_takes_volumes_in_full_precision() -> None:
     assert torch.allclose(found.double(), torch.logdet(gram), atol=0.05)
 
 
-def test_gal(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+def test_gal(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     expected = 0.0
     for b in range(BATCH):
-        expected += sum(ce(member(x[b : b + 1])[0], int(y[b])) for member in team.trained) / 3
-        g = [sample_gradient(member, x[b], y[b]) for member in team.trained]
+        expected += sum(ce(member(x[b : b + 1])[0], int(y[b])) for member in context.trained) / 3
+        g = [sample_gradient(member, x[b], y[b]) for member in context.trained]
         terms = [math.exp(float(g[i] @ g[j] / g[i].norm() / g[j].norm())) for i, j in ((0, 1), (0, 2), (1, 2))]
         expected += 0.5 * math.log(sum(terms))
-    assert total("gal", team, x, x, y) == pytest.approx(expected / BATCH, abs=1e-5)
+    assert total("gal", context, x, x, y) == pytest.approx(expected / BATCH, abs=1e-5)
 
 
-def test_gal_goes_back_through_each_member_once(
-    team: Team, batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+def test_gal_backpropagates_through_each_member_once(
+    context: StepContext, batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y = batch
-    owner = {member.conv.weight.data_ptr(): i for i, member in enumerate(team.trained)}  # type: ignore[union-attr,operator]
+    owner = {member.conv.weight.data_ptr(): i for i, member in enumerate(context.trained)}  # type: ignore[union-attr,operator]
     back, visited = Shape.back, []
 
     def noted(self: Shape, g: Tensor, x: Tensor, w: Tensor, wanted: tuple[bool, bool, bool]) -> tuple[Tensor, ...]:
@@ -136,112 +137,112 @@ def test_gal_goes_back_through_each_member_once(
         return back(self, g, x, w, wanted)
 
     monkeypatch.setattr(Shape, "back", noted)
-    logits, found = logits_and_gradients(team, x, y)
+    logits, found = logits_and_gradients(context, x, y)
     assert visited == [(i, (True, False, False)) for i in range(3)]  # one convolution each, its input alone
-    weights = [p for member in team.trained for p in member.parameters()]
+    weights = [p for member in context.trained for p in member.parameters()]
     mine = torch.autograd.grad(logits.sum() + found.square().sum(), weights)
     u = x.clone().requires_grad_()
-    losses = [torch.nn.functional.cross_entropy(member(u), y, reduction="sum") for member in team.trained]
+    losses = [torch.nn.functional.cross_entropy(member(u), y, reduction="sum") for member in context.trained]
     plain = torch.stack([torch.autograd.grad(loss, u, create_graph=True)[0].flatten(1) for loss in losses])
-    expected = torch.autograd.grad(sum(m(x).sum() for m in team.trained) + plain.square().sum(), weights)
+    expected = torch.autograd.grad(sum(m(x).sum() for m in context.trained) + plain.square().sum(), weights)
     assert torch.allclose(found, plain, atol=1e-6)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(mine, expected, strict=True))
 
 
-def test_trs(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+def test_trs(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     x_adv = (x + 0.03).clamp(0, 1)
     ce_sum = cosines = norms = 0.0
     for b in range(BATCH):
-        ce_sum += sum(ce(member(x[b : b + 1])[0], int(y[b])) for member in team.trained)
-        g = [sample_gradient(member, x[b], y[b]) for member in team.trained]
+        ce_sum += sum(ce(member(x[b : b + 1])[0], int(y[b])) for member in context.trained)
+        g = [sample_gradient(member, x[b], y[b]) for member in context.trained]
         cosines += sum(abs(float(g[i] @ g[j] / g[i].norm() / g[j].norm())) for i, j in ((0, 1), (0, 2), (1, 2))) / 3
-        norms += sum(float((sample_gradient(m, x_adv[b], y[b]) / 128).norm()) ** 2 for m in team.trained) / 3
+        norms += sum(float((sample_gradient(m, x_adv[b], y[b]) / 128).norm()) ** 2 for m in context.trained) / 3
     expected = (ce_sum + 5 * (2 * cosines + 2 * 2 * norms)) / BATCH
-    assert total("trs", team, x, x_adv, y) == pytest.approx(expected, rel=1e-5)
+    assert total("trs", context, x, x_adv, y) == pytest.approx(expected, rel=1e-5)
 
 
-def test_trs_finds_points_with_larger_gradients(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+def test_trs_finds_points_with_larger_gradients(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
-    found = method_named("trs").attacked(team, x, y)
+    found = method_named("trs").perturb(context, x, y)
     assert float(Ball("linf", 0.1).violation(x, found).max()) < 1e-6
 
     def norms(points: Tensor) -> float:
-        return sum(float(sample_gradient(m, points[b], y[b]).norm()) for m in team.trained for b in range(BATCH))
+        return sum(float(sample_gradient(m, points[b], y[b]).norm()) for m in context.trained for b in range(BATCH))
 
     assert norms(found) > norms(x)
 
 
-def test_dverge(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+def test_dverge(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     x_adv = torch.stack([x, (x + 0.01).clamp(0, 1), (x - 0.02).clamp(0, 1)])
     expected = 0.0
     for i in range(3):
         for j in range(3):
             if j != i:
-                expected += sum(ce(team.trained[i](x_adv[j, b : b + 1])[0], int(y[b])) for b in range(BATCH)) / BATCH
-    assert total("dverge", team, x, x_adv, y) == pytest.approx(expected, rel=1e-5)
+                expected += sum(ce(context.trained[i](x_adv[j, b : b + 1])[0], int(y[b])) for b in range(BATCH)) / BATCH
+    assert total("dverge", context, x, x_adv, y) == pytest.approx(expected, rel=1e-5)
 
 
-def test_dverge_distils_the_other_images_features(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+def test_dverge_distils_the_other_images_features(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
     from recarc.training.methods.dverge import distance, distilled, features
 
     x, _ = batch
-    member, others = team.trained[0], x.roll(1, 0)
+    member, others = context.trained[0], x.roll(1, 0)
     found = distilled(member, 0, x, others)
     assert float((found - x).abs().max()) <= 0.07 + 1e-6
     h = [features(member, member.conv, z) for z in (x, found, others)]  # type: ignore[arg-type]
     assert bool((distance(h[1], h[2]) < distance(h[0], h[2])).all())
 
 
-def test_margin_loss_and_mixture(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+def test_margin_loss_and_mixture(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
-    one = replace(team, trained=team.trained[2:], victims=team.victims[2:], fixed=team.trained[:2])
+    one = replace(context, trained=context.trained[2:], victims=context.victims[2:], fixed=context.trained[:2])
     expected = 0.0
     for b in range(BATCH):
-        z = team.trained[2](x[b : b + 1])[0]
+        z = context.trained[2](x[b : b + 1])[0]
         expected += ce(z, int(y[b])) + sum(ce(-z, c) for c in range(CLASSES) if c != int(y[b])) / (CLASSES - 1)
-        p = sum(a * torch.softmax(f(x[b : b + 1])[0], 0) for a, f in zip((0.5, 0.3, 0.2), team.trained))
+        p = sum(a * torch.softmax(f(x[b : b + 1])[0], 0) for a, f in zip((0.5, 0.3, 0.2), context.trained))
         found = mixture_log_probabilities(one, x[b : b + 1])[0]
         assert torch.allclose(found, p.log(), atol=1e-5)  # type: ignore[union-attr]
     for name in ("mrboost", "barre"):
         assert total(name, one, x, x, y) == pytest.approx(expected / BATCH, rel=1e-5)
 
 
-def test_free_takes_a_step_of_eps_along_the_losss_gradient(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+def test_free_takes_a_step_of_eps_along_the_losss_gradient(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     method, ball = method_named("free"), Ball("linf", 0.1)
-    method.setup(team, x)
-    first = method.attacked(team, x, y)
+    method.setup(context, x)
+    first = method.perturb(context, x, y)
     assert torch.equal(first, x)
-    g = torch.stack([sample_gradient(team.trained[0], x[b], y[b]).reshape(1, 3, 3) for b in range(BATCH)])
-    method.after(team, x, first, g)
-    assert torch.allclose(team.memory["delta"], ball.project(0.1 * g.sign(), x))
+    g = torch.stack([sample_gradient(context.trained[0], x[b], y[b]).reshape(1, 3, 3) for b in range(BATCH)])
+    method.after_update(context, x, first, g)
+    assert torch.allclose(context.buffers["delta"], ball.project(0.1 * g.sign(), x))
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_attacks_in_training_stay_in_the_ball_and_raise_the_loss(
-    norm: str, team: Team, batch: tuple[Tensor, Tensor]
+    norm: str, context: StepContext, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
     ball = Ball(norm, 0.3)
     u = torch.rand((BATCH, 10), generator=torch.Generator().manual_seed(2))
-    attacked = replace(team, ball=ball, start=u)
+    attacked = replace(context, ball=ball, start_noise=u)
     start = x + random_start(ball, x, u)
     assert float(ball.violation(x, start).max()) < 1e-6
-    found = method_named("at").attacked(attacked, x, y)
+    found = method_named("at").perturb(attacked, x, y)
     assert float(ball.violation(x, found).max()) < 1e-6
     loss = torch.nn.functional.cross_entropy
-    assert float(loss(team.trained[0](found), y)) > float(loss(team.trained[0](x), y))
+    assert float(loss(context.trained[0](found), y)) > float(loss(context.trained[0](x), y))
 
 
-def test_bat_attacks_the_fixed_mixture_alone(team: Team, batch: tuple[Tensor, Tensor]) -> None:
+def test_bat_attacks_the_fixed_mixture_alone(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     bat: Method = method_named("bat")
-    fixed = replace(team, trained=team.trained[2:], victims=team.victims[2:], fixed=team.trained[:2])
-    fixed = replace(fixed, alpha=torch.tensor(bat.mixture_alpha(2, 1)))
-    found = bat.attacked(fixed, x, y)
+    fixed = replace(context, trained=context.trained[2:], victims=context.victims[2:], fixed=context.trained[:2])
+    fixed = replace(fixed, alpha=torch.tensor(bat.training_alpha(2, 1)))
+    found = bat.perturb(fixed, x, y)
     other: Callable[[Tensor], Tensor] = Tiny()
-    assert torch.equal(found, bat.attacked(replace(fixed, trained=[other], victims=[other]), x, y))  # type: ignore[list-item]
+    assert torch.equal(found, bat.perturb(replace(fixed, trained=[other], victims=[other]), x, y))  # type: ignore[list-item]
     assert bat.alpha(2) == pytest.approx([0.9, 0.1])
     assert bat.alpha(3) == pytest.approx([0.81, 0.09, 0.1])

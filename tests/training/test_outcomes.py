@@ -32,7 +32,7 @@ def test_adversarial_training_beats_plain_training_under_attack(
 def test_bat_gives_a_second_member_strong_on_the_firsts_examples_and_helpless_alone(
     at: RandomizedEnsemble, cross: Cross
 ) -> None:
-    bat = small("bat", epochs=6, start=at)
+    bat = small("bat", epochs=4, start=at)
     found = cross(bat)
     assert float(found[0, 1]) > float(found[0, 0]) + 0.1  # on the first's examples the second is the better one
     assert float(found[1, 1]) < 0.2
@@ -41,8 +41,8 @@ def test_bat_gives_a_second_member_strong_on_the_firsts_examples_and_helpless_al
     assert all(torch.equal(v, first[k]) for k, v in at.members[0].state_dict().items())  # type: ignore[union-attr]
 
 
-def test_iat_is_symmetric_and_its_members_are_at_by_seed(at: RandomizedEnsemble, cross: Cross) -> None:
-    iat = small("iat", epochs=6)
+def test_iat_is_symmetric_and_its_first_member_is_at(at: RandomizedEnsemble, cross: Cross) -> None:
+    iat = small("iat", epochs=4)
     found = cross(iat)
     assert abs(float(found[0, 0] - found[1, 1])) < 0.12
     assert abs(float(found[0, 1] - found[1, 0])) < 0.12
@@ -68,10 +68,10 @@ def test_free_training_is_robust(natural: RandomizedEnsemble, cross: Cross, test
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("adp", {"epochs": 10}),
-        ("gal", {"epochs": 4, "members": 2}),
+        ("adp", {"epochs": 6}),
+        ("gal", {"epochs": 3, "members": 2}),
         ("dverge", {"epochs": 3, "changes": {"lr": 0.2}}),
-        ("trs", {"epochs": 4, "members": 2}),
+        ("trs", {"epochs": 3, "members": 2}),
     ],
 )
 def test_diversity_methods_lower_the_transfer(
@@ -84,11 +84,11 @@ def test_diversity_methods_lower_the_transfer(
 
 
 def test_boosted_members_are_robust_and_barre_chooses_alpha(cross: Cross, natural: RandomizedEnsemble) -> None:
-    settings: dict[str, Any] = {"epochs": 3, "members": 2, "changes": {"validation": 60}}
+    settings: dict[str, Any] = {"epochs": 2, "members": 2, "changes": {"validation": 60}}
     mrboost, barre = small("mrboost", **settings), small("barre", **settings)
     found = cross(mrboost).diagonal()
     assert float(found[1]) > float(cross(natural).diagonal().max()) + 0.15
-    assert float(found[1]) > float(found[0])  # it went on from the first
+    assert float(found[1]) > float(found[0])  # it started from the first
     for one, other in zip(mrboost.members, barre.members):  # up to the third member the methods differ in alpha alone
         assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters()))  # type: ignore[union-attr]
     assert mrboost.alpha.tolist() == [0.5, 0.5]

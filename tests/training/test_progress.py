@@ -1,4 +1,4 @@
-"""What people see while a run is going on."""
+"""What people see of a run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def test_durations_read_well(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_lines_tell_epoch_step_losses_validation_and_time_left() -> None:
+def test_lines_show_epoch_step_losses_validation_and_time_left() -> None:
     lines: list[str] = []
     small("adp", epochs=2, members=2, say=lines.append, changes={"validate_every": 1, "validation": 40})
-    told = [line for line in lines if "epoch 2/2" in line]
-    assert len(told) == 1
+    shown = [line for line in lines if "epoch 2/2" in line]
+    assert len(shown) == 1
     for part in ("step 42/42", "ce ", "entropy -", "volume ", "validation clean", "0 s left"):
-        assert part in told[0]
-    assert "attacked" not in told[0]  # ADP attacks nothing
+        assert part in shown[0]
+    assert "attacked" not in shown[0]  # ADP attacks nothing
     lines.clear()
     small("at", epochs=1, say=lines.append, changes={"validate_every": 1, "validation": 40})
     assert any("validation clean" in line and " attacked " in line for line in lines)
@@ -58,7 +58,7 @@ def test_tensorboard_gets_every_curve(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 def test_the_epoch_that_validates_best_is_kept(monkeypatch: Any) -> None:
-    """The robust accuracy decides, then the clean one, then who was trained longer."""
+    """The robust accuracy decides, then the clean one, then the longer training."""
     scores = iter([(0.3, 0.9), (0.5, 0.7), (0.5, 0.8), (0.5, 0.8), (0.4, 0.9), (0.5, 0.7)])
 
     def validate(*_: Any) -> dict[str, float]:

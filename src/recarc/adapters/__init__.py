@@ -1,28 +1,7 @@
-"""Other people's models, attacks and habits: one module a package, imported only when it is asked for.
+"""Other packages, in and out; each module is imported only when you ask for it (`from recarc.adapters import foolbox`).
 
-Models in, as members from [0, 1] to logits: `member(...)` of `timm`, `torchvision`, `transformers`, `robustbench`,
-`efficientnet_lite`, `foolbox` and `art`. Attacks out, in the peer's own style: `ARC`, `Climb` and `Tight` of `foolbox`,
-`torchattacks` and `art`. Attacks in, for `WorstOf`: `stage(...)` of `foolbox`, `torchattacks` and `autoattack`.
+Models in, as members from [0, 1] to logits: `members.timm`, `members.torchvision`, `members.transformers`,
+`members.robustbench`, `members.efficientnet_lite`, `foolbox.member` and `art.member`. Attacks out, in the style of the
+other package: `wrap(attack, ...)` of `foolbox`, `torchattacks` and `art`. Attacks in, for `WorstOf`: `stage(...)` of
+`foolbox`, `torchattacks` and `autoattack`. Trackers of evaluations: `tensorboard.TensorBoard`.
 """
-
-from importlib import import_module
-from typing import Any
-
-PEERS = (
-    "art",
-    "autoattack",
-    "efficientnet_lite",
-    "foolbox",
-    "robustbench",
-    "tensorboard",
-    "timm",
-    "torchattacks",
-    "torchvision",
-    "transformers",
-)
-
-
-def __getattr__(name: str) -> Any:
-    if name in PEERS:
-        return import_module(f"recarc.adapters.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; adapters: {', '.join(PEERS)}")

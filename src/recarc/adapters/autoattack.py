@@ -7,26 +7,25 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from recarc.adapters.members import peer
-from recarc.adapters.peer_attack import PeerAttack
+from recarc.adapters.common import PeerAttack, require
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball
 
 VERSIONS = ("standard", "plus", "rand", "custom")
 ATTACKS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square")
 NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
-FEW_CLASSES = 4  # below this the targeted losses do not exist
+LEAST_CLASSES = 4  # the losses do not exist for fewer
 
 
 def stage(
     version: str = "standard", attacks: Sequence[str] = (), member: int | None = None, seed: int = 0
 ) -> PeerAttack:
-    """AutoAttack against the expected logits, or against one member. `attacks` names some of it: version="custom".
+    """AutoAttack against the expected logits, or against one member; `attacks` selects a part of it (version="custom").
 
-    Not meant for randomised models (nor needed: expected logits are deterministic), and no substitute for attacks on
-    the expected accuracy; per member it gives a floor.
+    It is not made for randomized models (the expected logits are deterministic) and no substitute for attacks on the
+    expected accuracy; against each member alone it gives a floor.
     """
-    package = peer("pyautoattack", "autoattack")
+    package = require("pyautoattack", "autoattack")
     version = "custom" if attacks else version
     if version not in VERSIONS or (version == "custom" and not attacks):
         raise unknown("AutoAttack version", version, VERSIONS[:3])
@@ -37,20 +36,20 @@ def stage(
 
     def run(target: nn.Module, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         if str(ball.norm) not in NORMS or ball.box != (0.0, 1.0):
-            raise InputError(f"{name} knows linf, l2 and l1 with box (0, 1), the ball is {ball}")
+            raise InputError(f"{name} supports linf, l2 and l1 with box (0, 1), the ball is {ball}")
         if x.dim() != 4:
             raise InputError(f"{name} takes images (B, C, H, W), got {tuple(x.shape)}")
         classes = target(x[:1]).shape[1]
-        if classes < FEW_CLASSES:
-            raise InputError(f"{name} needs at least {FEW_CLASSES} classes for its losses, the members have {classes}")
+        if classes < LEAST_CLASSES:
+            raise InputError(f"{name} needs at least {LEAST_CLASSES} classes, the members have {classes}")
         knobs = {"attacks": list(attacks)} if attacks else {}
-        made = package.AutoAttack(
+        attack = package.AutoAttack(
             target, norm=NORMS[str(ball.norm)], eps=ball.eps, seed=seed, device=x.device, version=version, **knobs
         )
-        made.apgd_targeted.n_target_classes = min(9, classes - 1)
-        made.fab.n_target_classes = min(9, classes - 1)
+        attack.apgd_targeted.n_target_classes = min(9, classes - 1)
+        attack.fab.n_target_classes = min(9, classes - 1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            return made.run_standard_evaluation(x.clamp(0, 1), y, batch_size=len(x))[0]
+            return attack.run_standard_evaluation(x.clamp(0, 1), y, batch_size=len(x))[0]
 
     return PeerAttack(name, {"version": version, "attacks": list(attacks)}, run, member, seed)

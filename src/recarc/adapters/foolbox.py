@@ -1,6 +1,6 @@
-"""Foolbox both ways: its models as members, this package's attacks in its style, its attacks as stages.
+"""Foolbox both ways: its models as members, our attacks in its style, its attacks as stages.
 
-attack = recarc.adapters.foolbox.ARC(norm="linf")
+attack = recarc.adapters.foolbox.wrap(ARC(), norm="linf")
 raw, clipped, is_adv = attack(EnsembleModel(fmodels, alpha), images, labels, epsilons=[2/255, 8/255])
 WorstOf([recarc.adapters.foolbox.stage(foolbox.attacks.LinfPGD(steps=40)), ARC()])
 """
@@ -14,11 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recarc import attacks
-from recarc.adapters.members import check_no_second_normalisation, check_range, missing
-from recarc.adapters.outward import as_labels, as_rec, warn_about_probabilities
-from recarc.adapters.peer_attack import PeerAttack, plain
-from recarc.ensemble import Member
+from recarc.adapters.common import (
+    PeerAttack,
+    as_labels,
+    class_for,
+    ensemble_from,
+    not_installed,
+    plain_values,
+    warn_about_probabilities,
+)
+from recarc.adapters.members import check_no_second_normalisation, check_range
+from recarc.attacks.base import Attack
 from recarc.errors import InputError
 from recarc.geometry import Ball, Norm
 
@@ -31,36 +37,41 @@ try:
     from foolbox.models.base import Model
     from foolbox.types import Bounds
 except ImportError as error:
-    raise missing("foolbox", "foolbox", error) from None
+    raise not_installed("foolbox", "foolbox", error) from None
 
 
 class FoolboxMember(nn.Module):
-    """A Foolbox model as a member: [0, 1] is mapped to the model's own bounds, its preprocessing stays inside."""
+    """A Foolbox model as a member: [0, 1] is mapped to the model's own bounds, its preprocessing stays inside.
 
-    def __init__(self, fmodel: Any) -> None:
+    With `own_bounds` it is called in its own bounds, without a look at the inputs.
+    """
+
+    def __init__(self, fmodel: Any, own_bounds: bool = False) -> None:
         super().__init__()
         _check_model(fmodel)
-        self.bounds = (float(fmodel.bounds.lower), float(fmodel.bounds.upper))
-        self.fmodel = fmodel if self.bounds == (0.0, 1.0) else fmodel.transform_bounds((0, 1))
-        self.net = _module_inside(fmodel)  # so that mode, device and weights are seen
+        self.own_bounds = own_bounds
+        unit = own_bounds or tuple(float(b) for b in fmodel.bounds) == (0.0, 1.0)
+        self.fmodel = fmodel if unit else fmodel.transform_bounds((0, 1))
+        self.net = _module_inside(fmodel)  # so that its mode, device and weights are seen
         mean, std, _ = getattr(fmodel, "_preprocess_args", (None, None, None))
-        if self.net is not None and (mean is not None or std is not None):
+        if not own_bounds and self.net is not None and (mean is not None or std is not None):
             check_no_second_normalisation(self.net, "the Foolbox model")
 
     def forward(self, x: Tensor) -> Tensor:
-        check_range(x, "the Foolbox model")
+        if not self.own_bounds:
+            check_range(x, "the Foolbox model")
         return self.fmodel(x)
 
 
 def member(fmodel: Any) -> FoolboxMember:
-    """The member of a Foolbox model. With bounds other than (0, 1), eps here is a fraction of their width."""
+    """The member of a Foolbox model. If its bounds are not (0, 1), eps here is a fraction of their width."""
     return FoolboxMember(fmodel)
 
 
 class EnsembleModel(Model):
     """A randomized ensemble as a Foolbox model: any Foolbox attack sees its expected logits.
 
-    `models` are Foolbox models (all with the same bounds), plain members for `bounds`, or a RandomizedEnsemble.
+    `models` are Foolbox models (all with the same bounds), plain members with `bounds`, or a RandomizedEnsemble.
     """
 
     data_format = "channels_first"
@@ -69,19 +80,18 @@ class EnsembleModel(Model):
         self, models: Any, alpha: Sequence[float] | None = None, bounds: tuple[float, float] | None = None
     ) -> None:
         several = list(models) if isinstance(models, list | tuple) else [models]
-        wrapped = [m for m in several if isinstance(m, Model)]
-        for fmodel in wrapped:
-            _check_model(fmodel)
-        found = {tuple(float(b) for b in m.bounds) for m in wrapped}
+        members = [FoolboxMember(m, own_bounds=True) if isinstance(m, Model) else m for m in several]
+        known = {tuple(float(b) for b in m.bounds) for m in several if isinstance(m, Model)}
+        fmodels = bool(known)
         if bounds is not None:
-            found.add((float(bounds[0]), float(bounds[1])))
-        if len(found) > 1:
+            known.add((float(bounds[0]), float(bounds[1])))
+        if len(known) > 1:
             raise InputError(
-                f"models with different bounds {sorted(found)} cannot share inputs; bring them to one with "
+                f"models with different bounds {sorted(known)} cannot share inputs; convert them with "
                 "fmodel.transform_bounds((0, 1))"
             )
-        self._bounds = Bounds(*(found.pop() if found else (0.0, 1.0)))
-        self.ensemble = as_rec([_same_bounds(m) for m in several] if wrapped else models, alpha)
+        self._bounds = Bounds(*(known.pop() if known else (0.0, 1.0)))
+        self.ensemble = ensemble_from(members if fmodels else models, alpha)
 
     @property
     def bounds(self) -> Any:
@@ -93,14 +103,19 @@ class EnsembleModel(Model):
             return restore(ep.astensor(self.ensemble.expected_logits(x.raw)))
 
 
-class RecarcAttack(AttackWithDistance):
-    """An attack of this package in Foolbox's style; `epsilons` are in the units of the model's bounds.
+def wrap(attack: Attack, norm: str | float | Norm = "linf") -> WrappedAttack:
+    """Any attack of recarc as a Foolbox attack: `wrap(ARC())(fmodel, images, labels, epsilons=[...])`."""
+    return class_for(attack, WrappedAttack)(attack, norm)
 
-    is_adv says where a query can be answered wrongly at all: some member that is drawn is fooled. What a randomized
-    ensemble keeps is `expected_accuracy(model, clipped, labels)`.
+
+class WrappedAttack(AttackWithDistance):
+    """An attack of recarc in Foolbox's style; `epsilons` are in the units of the model's bounds.
+
+    is_adv says where a query can be answered wrongly at all: some member that may be drawn is fooled. The accuracy
+    that a randomized ensemble keeps is `expected_accuracy(model, clipped, labels)`.
     """
 
-    def __init__(self, attack: attacks.Attack, norm: str | float | Norm = "linf") -> None:
+    def __init__(self, attack: Attack, norm: str | float | Norm = "linf") -> None:
         self.attack = attack
         self.norm = Norm(norm)
 
@@ -112,9 +127,9 @@ class RecarcAttack(AttackWithDistance):
         return Repeated(self, times)
 
     def __call__(self, model: Any, inputs: Any, criterion: Any, *, epsilons: Any, **kwargs: Any) -> Any:
-        """(raw, clipped, is_adv): lists over epsilons and (K, N), or single ones where epsilons is a number."""
+        """(raw, clipped, is_adv): two lists over epsilons and (K, N), or single results if epsilons is a number."""
         if kwargs:
-            raise InputError(f"{type(self).__name__} does not take {sorted(kwargs)}; its knobs are in the constructor")
+            raise InputError(f"{type(self).__name__} does not take {sorted(kwargs)}; its knobs are those of the attack")
         rec = model if isinstance(model, EnsembleModel) else EnsembleModel(model)
         x, restore = ep.astensor_(inputs)
         if not isinstance(x, ep.PyTorchTensor):
@@ -122,40 +137,19 @@ class RecarcAttack(AttackWithDistance):
         y = _labels(criterion)
         several = list(epsilons) if isinstance(epsilons, Iterable) else [epsilons]
         if None in several:
-            raise InputError("epsilons holds None; these attacks work inside a ball, so give every eps a number")
+            raise InputError("epsilons contains None; these attacks work inside a ball, so give a number for every eps")
         warn_about_probabilities(rec.ensemble, x.raw.detach())
         box = (float(rec.bounds.lower), float(rec.bounds.upper))
-        found = [self.attack(rec.ensemble, x.raw.detach(), y, Ball(self.norm, float(e), box)) for e in several]
-        flags = torch.stack([rec.ensemble.expected_accuracy(u, y) < 1 for u in found])
-        adversarial = [restore(ep.astensor(u)) for u in found]
+        results = [self.attack(rec.ensemble, x.raw.detach(), y, Ball(self.norm, float(e), box)) for e in several]
+        flags = torch.stack([rec.ensemble.expected_accuracy(u, y) < 1 for u in results])
+        adversarial = [restore(ep.astensor(u)) for u in results]
         if isinstance(epsilons, Iterable):
             return adversarial, list(adversarial), restore(ep.astensor(flags))
         return adversarial[0], adversarial[0], restore(ep.astensor(flags[0]))
 
 
-class ARC(RecarcAttack):
-    """`ARC(norm="linf", steps=20, ...)`: knobs of `recarc.ARC`."""
-
-    def __init__(self, norm: str | float = "linf", **knobs: Any) -> None:
-        super().__init__(attacks.ARC(**knobs), norm)
-
-
-class Climb(RecarcAttack):
-    """`Climb(norm="linf", ...)`: knobs of `recarc.Climb`, which starts from the corrected ARC."""
-
-    def __init__(self, norm: str | float = "linf", **knobs: Any) -> None:
-        super().__init__(attacks.Climb(**{"start": attacks.ARC(variant="corrected"), **knobs}), norm)
-
-
-class Tight(RecarcAttack):
-    """`Tight(norm="linf", preset="standard", ...)`: knobs of `recarc.Tight`."""
-
-    def __init__(self, norm: str | float = "linf", **knobs: Any) -> None:
-        super().__init__(attacks.Tight(**knobs), norm)
-
-
 def expected_accuracy(model: Any, inputs: Any, labels: Any) -> Tensor:
-    """Exact expected accuracy (N,), or (K, N) where `inputs` is a list over epsilons as an attack returns it."""
+    """Exact expected accuracy (N,), or (K, N) if `inputs` is a list over epsilons as an attack returns it."""
     rec = model if isinstance(model, EnsembleModel) else EnsembleModel(model)
     y = _labels(labels)
     if isinstance(inputs, list | tuple):
@@ -176,7 +170,7 @@ def stage(attack: Any, member: int | None = None, seed: int = 0) -> PeerAttack:
         fmodel = foolbox.PyTorchModel(target, bounds=ball.box, device=x.device)
         return attack(fmodel, x.clamp(*ball.box), y, epsilons=ball.eps)[1]
 
-    return PeerAttack(name, plain(vars(attack)), run, member, seed)
+    return PeerAttack(name, plain_values(vars(attack)), run, member, seed)
 
 
 def _check_norm(attack: Any, ball: Ball, name: str) -> None:
@@ -197,22 +191,6 @@ def _check_model(fmodel: Any) -> None:
         raise InputError(f"{type(fmodel).__name__} is not a PyTorch model; only those have gradients here")
 
 
-def _same_bounds(model: Any) -> Member:
-    return _Native(model) if isinstance(model, Model) else model
-
-
-class _Native(nn.Module):
-    """A Foolbox model in its own bounds, with its weights visible."""
-
-    def __init__(self, fmodel: Any) -> None:
-        super().__init__()
-        self.fmodel = fmodel
-        self.net = _module_inside(fmodel)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fmodel(x)
-
-
 def _module_inside(fmodel: Any) -> nn.Module | None:
     """The torch module that a Foolbox PyTorchModel keeps in a closure, where there is one."""
     cells = getattr(getattr(fmodel, "_model", None), "__closure__", None) or ()
@@ -227,4 +205,4 @@ def _labels(criterion: Any) -> Tensor:
     return as_labels(criterion.raw if isinstance(criterion, ep.Tensor) else criterion)
 
 
-__all__ = ["ARC", "Climb", "EnsembleModel", "RecarcAttack", "Tight", "expected_accuracy", "member", "stage"]
+__all__ = ["EnsembleModel", "FoolboxMember", "WrappedAttack", "expected_accuracy", "member", "stage", "wrap"]

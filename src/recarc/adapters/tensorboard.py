@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recarc.adapters.members import peer
-from recarc.evaluation.callbacks import Callback, Shard
+from recarc.adapters.common import require
+from recarc.evaluation.progress import Callback, Shard
 from recarc.evaluation.result import Evaluation
 
 
@@ -14,8 +14,8 @@ class TensorBoard(Callback):
     """Accuracies over the samples done so far, and the summary at the end."""
 
     def __init__(self, folder: str | Path) -> None:
-        peer("tensorboard", "tensorboard")
-        self.writer: Any = peer("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
+        require("tensorboard", "tensorboard")
+        self.writer: Any = require("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
         self.samples = 0
         self.sums = {"clean_accuracy": 0.0, "robust_accuracy": 0.0}
 

@@ -1,28 +1,33 @@
-"""Attacks on randomized ensembles; one a file."""
+"""Attacks on randomized ensembles, one per file; imported on first use."""
 
-from recarc.attacks.adaptive_pgd import AdaptivePGD
-from recarc.attacks.arc import ARC
-from recarc.attacks.autopgd import AutoPGD
-from recarc.attacks.base import Attack, Outcome
-from recarc.attacks.carlini_wagner import CarliniWagner
-from recarc.attacks.climb import Climb
-from recarc.attacks.combine import RandomAttacker, Restarts, WorstOf
-from recarc.attacks.linear_arc import LinearARC
-from recarc.attacks.pgd import PGD
-from recarc.attacks.tight import Tight
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ARC",
-    "PGD",
-    "AdaptivePGD",
-    "Attack",
-    "AutoPGD",
-    "CarliniWagner",
-    "Climb",
-    "LinearARC",
-    "Outcome",
-    "RandomAttacker",
-    "Restarts",
-    "Tight",
-    "WorstOf",
-]
+from recarc.lazy import attach
+
+if TYPE_CHECKING:
+    from recarc.attacks.adaptive_pgd import AdaptivePGD
+    from recarc.attacks.arc import ARC
+    from recarc.attacks.autopgd import AutoPGD
+    from recarc.attacks.base import Attack, Outcome
+    from recarc.attacks.carlini_wagner import CarliniWagner
+    from recarc.attacks.climb import Climb
+    from recarc.attacks.combine import RandomAttacker, Restarts, WorstOf
+    from recarc.attacks.linear_arc import LinearARC
+    from recarc.attacks.pgd import PGD
+    from recarc.attacks.tight import Tight
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "adaptive_pgd": "AdaptivePGD",
+        "arc": "ARC",
+        "autopgd": "AutoPGD",
+        "base": "Attack Outcome",
+        "carlini_wagner": "CarliniWagner",
+        "climb": "Climb",
+        "combine": "RandomAttacker Restarts WorstOf",
+        "linear_arc": "LinearARC",
+        "pgd": "PGD",
+        "tight": "Tight",
+    },
+)

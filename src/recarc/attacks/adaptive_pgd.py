@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from recarc.attacks.pgd import GradientAttack
+from recarc.attacks.registry import register
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import unknown
 from recarc.losses import loss_named
 
 
+@register("adaptive_pgd", label="AdaptivePGD", help="PGD on the expected loss (the paper's APGD)")
 @dataclass(frozen=True)
 class AdaptivePGD(GradientAttack):
     """The paper's APGD (expectation="loss") and APGD-L (expectation="logits").

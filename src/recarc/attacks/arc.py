@@ -10,11 +10,14 @@ from torch import Tensor
 
 from recarc.attacks.base import Attack, check_count, check_step_size, step_of
 from recarc.attacks.nearest_plane import Plane, nearest_plane
+from recarc.attacks.registry import register
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball, per_sample, working_dtype
 
 
+@register("arc", label="ARC", help="Algorithm 2 of the paper")
+@register("corrected_arc", label="ARC, corrected", help="ARC with the distance its proof needs", variant="corrected")
 @dataclass(frozen=True)
 class ARC(Attack):
     """Greedy over the members by decreasing alpha: push each one over its nearest plane, keep what does not hurt.

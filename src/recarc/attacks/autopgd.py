@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recarc.attacks.base import Attack, check_count, differentiate
 from recarc.attacks.pgd import check_member, member_of
+from recarc.attacks.registry import register
 from recarc.ensemble import RandomizedEnsemble, predictions_of
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball, per_sample, working_dtype
@@ -68,6 +69,7 @@ class _State:
         return _State(**{name: value[keep] for name, value in vars(self).items()})
 
 
+@register("autopgd", label="AutoPGD", help="Croce and Hein's APGD on the expected loss")
 @dataclass(frozen=True)
 class AutoPGD(Attack):
     """Croce and Hein's APGD (the paper's "APGD" is `AdaptivePGD`): momentum 0.75, step 2 eps halved when it stalls.

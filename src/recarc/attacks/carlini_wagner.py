@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recarc.attacks.base import Attack, check_at_least, check_count, differentiate
 from recarc.attacks.pgd import check_member, member_of
+from recarc.attacks.registry import register
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball, per_sample, total, working_dtype
@@ -18,6 +19,7 @@ from recarc.losses import margin
 TANH_INSIDE = 1 - 1e-6  # arctanh of the box's edge is infinite
 
 
+@register("cw", label="C&W", help="Carlini and Wagner, adapted to the expectation")
 @dataclass(frozen=True)
 class CarliniWagner(Attack):
     """min ||delta||_2^2 + c h(x + delta) with delta = (tanh(theta) + 1)/2 - x, then projection onto the ball.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from recarc.attacks.base import Attack, check_count, differentiate
+from recarc.attacks.registry import register
 from recarc.ensemble import RandomizedEnsemble, predictions_of
 from recarc.errors import InputError
 from recarc.geometry import Ball, per_sample, working_dtype
@@ -170,6 +171,7 @@ def _until_maximal(problem: Problem, found: Found, hopeless: Tensor, order: Tens
         among = found.v < before
 
 
+@register("climb", label="Climb", help="adds one fooled member after another")
 @dataclass(frozen=True)
 class Climb(Attack):
     """Starts where another attack ended, then adds members one by one; keeps whatever lowers the expected accuracy.

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from recarc.attacks.base import Attack
 from recarc.attacks.nearest_plane import nearest_plane
+from recarc.attacks.registry import register
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
 from recarc.geometry import Ball, per_sample, working_dtype
 
 
+@register("linear_arc", label="LinearARC", help="Algorithm 1, for linear members")
 @dataclass(frozen=True)
 class LinearARC(Attack):
     """One greedy pass over affine members, e.g. nn.Linear(D, C); with C = 2 Algorithm 1 to the letter.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from recarc.attacks.base import Attack, check_count, check_step_size, input_gradient, step_of
+from recarc.attacks.registry import register
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
 from recarc.geometry import Ball, per_sample, working_dtype
@@ -55,6 +56,8 @@ class GradientAttack(Attack):
         return ball.move(x, delta)
 
 
+@register("pgd", label="PGD", help="PGD on a member drawn with alpha, in exact expectation", random_member=True)
+@register("pgd1", label="PGD on member 1", help="PGD on the first member (the paper's PGD-1)", member=0)
 @dataclass(frozen=True)
 class PGD(GradientAttack):
     """PGD against one member; `PGD(member=0)` is the paper's PGD-1.

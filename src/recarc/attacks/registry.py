@@ -1,66 +1,158 @@
-"""Attacks by the name that the command line gives them; light, since each is imported when it is asked for."""
+"""Attacks by name: each class registers itself, and the command line, the report and the adapters follow from that.
+
+@register("my_attack", label="Mine", help="what it does, in a few words")
+@dataclass(frozen=True)
+class MyAttack(Attack):
+    steps: int = 20
+    def perturb(self, problem: Problem) -> Tensor: ...
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from recarc.errors import InputError, unknown
 
+DEFAULT = "tight"
+T = TypeVar("T", bound=type)
+
 
 @dataclass(frozen=True)
-class Named:
-    """A class (`module:Class` below recarc.attacks), the knobs its name fixes, and whether it attacks one member."""
+class Entry:
+    """What `register` was given, and for which class."""
 
-    home: str
-    says: str
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    random_member: bool = False
+    name: str
+    label: str
+    help: str
+    module: str
+    cls: str
+    random_member: bool
+    fixed: Mapping[str, Any]  # knobs that the name decides
 
-
-ATTACKS: dict[str, Named] = {
-    "tight": Named("tight:Tight", "staged, down to the floor (presets quick, standard, thorough)"),
-    "arc": Named("arc:ARC", "Algorithm 2 of the paper"),
-    "corrected_arc": Named("arc:ARC", "ARC with the distance its proof needs", {"variant": "corrected"}),
-    "climb": Named("climb:Climb", "adds one fooled member after another"),
-    "adaptive_pgd": Named("adaptive_pgd:AdaptivePGD", "PGD on the expected loss (the paper's APGD)"),
-    "pgd": Named("pgd:PGD", "PGD on a member drawn with alpha, in exact expectation", random_member=True),
-    "pgd1": Named("pgd:PGD", "PGD on the first member (the paper's PGD-1)", {"member": 0}),
-    "autopgd": Named("autopgd:AutoPGD", "Croce and Hein's APGD on the expected loss"),
-    "cw": Named("carlini_wagner:CarliniWagner", "Carlini and Wagner, adapted to the expectation"),
-    "linear_arc": Named("linear_arc:LinearARC", "Algorithm 1, for linear members"),
-}
-DEFAULT = "tight"
+    def load(self) -> Any:
+        return getattr(import_module(self.module), self.cls)
 
 
-def attack_named(name: str, restarts: int = 1, **given: Any) -> Any:
-    """The attack with the knobs that were given (None: its own default)."""
+def register(name: str, *, label: str, help: str, random_member: bool = False, **fixed: Any) -> Callable[[T], T]:
+    """Give an attack class a name on the command line and a label in reports.
+
+    `fixed` knobs make a name of its own for a variant; `random_member` attacks a member drawn with alpha instead of a
+    given one. Arguments must be literals: those of this package are read from its source, without importing it.
+    """
+
+    def add(cls: T) -> T:
+        entry = Entry(name, label, help, cls.__module__, cls.__name__, random_member, fixed)
+        taken = _entries().setdefault(name, entry)
+        if (taken.module, taken.cls) != (entry.module, entry.cls):
+            raise InputError(f"the attack name {name!r} is taken by {taken.module}:{taken.cls}; choose another")
+        return cls
+
+    return add
+
+
+@cache
+def _entries() -> dict[str, Entry]:
+    """Every attack of this package, read off its decorators: `recarc --help` need not wait for torch."""
+    found = (entry for file in Path(__file__).parent.glob("*.py") for entry in _registered_in(file))
+    return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.name)}
+
+
+def _registered_in(file: Path) -> Iterator[Entry]:
+    classes = (node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef))
+    for node in classes:
+        for call in node.decorator_list:
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == register.__name__:
+                given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+                own = {key: given.pop(key, False) for key in ("label", "help", "random_member")}
+                name = ast.literal_eval(call.args[0])
+                yield Entry(name, module=f"{__package__}.{file.stem}", cls=node.name, fixed=given, **own)
+
+
+def names() -> list[str]:
+    return list(_entries())
+
+
+def help(name: str) -> str:
+    """What the attack of this name does, in one line."""
+    return _entry(name).help
+
+
+def attack_class(name: str) -> Any:
+    return _entry(name).load()
+
+
+def _entry(name: str) -> Entry:
     if name == "apgd":
         raise InputError("APGD has two meanings: adaptive_pgd is the paper's, autopgd that of Croce and Hein")
-    if name not in ATTACKS:
-        raise unknown("attack", name, ATTACKS)
-    named = ATTACKS[name]
-    module, _, cls = named.home.partition(":")
-    make = getattr(import_module(f"recarc.attacks.{module}"), cls)
-    known = {f.name for f in fields(make)} - set(named.fixed)
-    knobs = {key: value for key, value in given.items() if value is not None}
-    for key in knobs:
-        if key not in known:
-            option = "--" + key.replace("_", "-")
-            raise InputError(f"{option} does not apply to the attack {name!r}; leave it out")
+    if name not in _entries():
+        raise unknown("attack", name, _entries())
+    return _entries()[name]
+
+
+def attack_named(name: str, restarts: int = 1, *, trust_code: bool = False, **knobs: Any) -> Any:
+    """The attack of this name, or of a user's own `package.module:Class`, with these knobs (None: its default)."""
+    entry = None if ":" in name else _entry(name)
+    made = _imported(name, trust_code) if entry is None else entry.load()
+    fixed = {} if entry is None else entry.fixed
+    known = {f.name for f in fields(made)} - set(fixed) if is_dataclass(made) else set()
+    chosen = {key: value for key, value in knobs.items() if value is not None}
+    for key in chosen.keys() - known:
+        option = "--" + key.replace("_", "-")
+        raise InputError(f"{option} does not apply to the attack {name!r}; leave it out (it has {_listed(known)})")
     if restarts > 1 and "random_init" in known:
-        knobs["random_init"] = True
-    attack = make(**named.fixed, **knobs)
-    if restarts != 1:
-        from recarc.attacks import Restarts
-
-        attack = Restarts(attack, n=restarts)
-    if named.random_member:
-        from recarc.attacks import RandomAttacker
-
+        chosen["random_init"] = True
+    attack = made(**fixed, **chosen) if isinstance(made, type) else made
+    if entry is not None and entry.random_member:
         if restarts != 1:
             raise InputError(f"--restarts does not apply to the attack {name!r}; use adaptive_pgd or pgd1")
-        attack = RandomAttacker(attack)
+        from recarc.attacks.combine import RandomAttacker
+
+        return RandomAttacker(attack)
+    if restarts != 1:
+        from recarc.attacks.combine import Restarts
+
+        return Restarts(attack, n=restarts)
     return attack
+
+
+def _listed(knobs: set[str]) -> str:
+    return ", ".join(sorted(knobs)) or "no knobs"
+
+
+def _imported(name: str, trust_code: bool) -> Any:
+    """A class or function of somebody else's module."""
+    if not trust_code:
+        raise InputError(f"attack {name!r} runs code of that module; add --trust-code if you trust it")
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise InputError(f"attack {name!r} cannot be imported ({error}): put its folder on PYTHONPATH") from None
+    except AttributeError:
+        raise InputError(f"attack {name!r}: module {module!r} has no {attribute!r}") from None
+
+
+def label(config: Mapping[str, Any]) -> str:
+    """What a report calls an attack, from the configuration that a run recorded of it."""
+    kind, inner = str(config.get("class", "attack")), config.get("attack")
+    if kind == "Restarts" and isinstance(inner, Mapping):
+        return f"{label(inner)}, {config.get('n')} restarts"
+    if kind == "RandomAttacker" and isinstance(inner, Mapping):
+        drawn = next((e for e in _entries().values() if e.random_member and e.cls == inner.get("class")), None)
+        return drawn.label if drawn else f"{label({**inner, 'member': None})} on a random member"
+    fits = [e for e in _entries().values() if e.cls == kind and not e.random_member and _fits(e.fixed, config)]
+    best = max(fits, key=lambda e: len(e.fixed), default=None)
+    text = kind if best is None else best.label
+    if isinstance(config.get("member"), int) and (best is None or "member" not in best.fixed):
+        text += f" on member {config['member'] + 1}"
+    return f"{text} on logits" if config.get("expectation") == "logits" else text
+
+
+def _fits(fixed: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    return all(key in config and config[key] == value for key, value in fixed.items())

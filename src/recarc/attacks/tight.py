@@ -13,6 +13,7 @@ from recarc.attacks.arc import ARC
 from recarc.attacks.autopgd import AutoPGD
 from recarc.attacks.base import Attack, Outcome, check_count, check_problem
 from recarc.attacks.climb import Climb, Found
+from recarc.attacks.registry import register
 from recarc.ensemble import RandomizedEnsemble, as_ensemble, frozen
 from recarc.errors import unknown
 from recarc.geometry import Ball
@@ -50,6 +51,7 @@ PRESETS = {
 }
 
 
+@register("tight", label="Tight", help="staged, down to the floor (presets quick, standard, thorough)")
 @dataclass(frozen=True)
 class Tight(Attack):
     """clean -> AdaptivePGD and ARC as in the paper -> AutoPGD on each member -> corrected ARC -> Climb -> restarts.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recarc.cli.output import print_json
-from recarc.cli.parsing import box as parsed_box
-from recarc.cli.parsing import number
+from recarc.cli import options
+from recarc.cli.options import number
+from recarc.cli.output import joined, percent, print_json, print_note, print_table
 from recarc.errors import unknown
 
 if TYPE_CHECKING:
@@ -20,94 +18,88 @@ METHODS = ("grid", "osp", "lp")
 
 
 def alpha(
-    ensemble: Annotated[Path, typer.Argument(help="An ensemble folder, or zoo:NAME (`recarc zoo list`).")],
-    data: Annotated[str, typer.Option(help="A data set's name (`recarc data list`) or a folder of images.")],
-    eps: Annotated[str, typer.Option(help="Radius of the ball in the units of the inputs, such as 8/255.")],
-    norm: Annotated[str, typer.Option(help="linf, l2, l1 or a number p >= 1.")] = "linf",
+    ensemble: options.EnsembleArgument,
+    data: options.DataOption,
+    eps: options.EpsOption,
+    norm: options.NormOption = "linf",
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Of grid (the paper's), osp and lp, separated by commas. By default all, but no grid of over 1,000.",
+            help="Some of grid (the paper's), osp and lp, separated by commas. "
+            "By default all, but no grid of more than 1,000 points.",
             show_default=False,
         ),
     ] = None,
-    points: Annotated[int, typer.Option(help="Grid points a side of the simplex.")] = 11,
+    points: Annotated[int, typer.Option(help="Grid points per side of the simplex.")] = 11,
     rounds: Annotated[int, typer.Option(help="Rounds of osp, and of lp after the vertices.")] = 10,
-    preset: Annotated[str, typer.Option(help="Effort of the tight attack that judges each choice.")] = "quick",
-    box: Annotated[str, typer.Option(help="Valid inputs: low,high, or none.")] = "0,1",
-    split: Annotated[str, typer.Option(help="Split of the data set; choosing on the test set flatters.")] = "train",
-    data_dir: Annotated[Path | None, typer.Option(help="Where its files are (else RECARC_DATA).")] = None,
-    limit: Annotated[int, typer.Option(help="Only the first samples.")] = 500,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    trust_code: Annotated[bool, typer.Option("--trust-code", help="Load members made by importable code.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    preset: Annotated[str, typer.Option(help="Effort of the tight attack that judges every choice.")] = "quick",
+    box: options.BoxOption = "0,1",
+    split: Annotated[
+        str, typer.Option(help="Split of the data set; choosing on the test set would overfit to it.")
+    ] = "train",
+    data_dir: options.DataDirOption = None,
+    limit: Annotated[int, typer.Option(help="Use only the first LIMIT samples.")] = 500,
+    device: options.DeviceOption = "auto",
+    trust_code: options.TrustCodeOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
+    json_: options.JsonOption = False,
 ) -> None:
-    """Choose alpha three ways and say what each choice is worth under the tight attack.
+    """Choose alpha by up to three methods and report the accuracy of each choice under the tight attack.
 
-    grid: the paper's search with AdaptivePGD. osp: projected sub-gradient with Climb in the loop. lp: the
-    cutting-plane program over all patterns of fooled members found. For two members it also says in plain words
-    whether randomising helps at all.
+    grid: the paper's search with AdaptivePGD. osp: projected subgradient descent with Climb in the loop. lp: a
+    cutting-plane program over all patterns of fooled members found so far. For two members it also says in plain
+    words whether randomizing helps at all.
 
     Example: `recarc alpha my-ensemble --data cifar10 --split train --eps 8/255 --limit 1000`
     """
-    wanted = list(METHODS) if methods is None else [name.strip() for name in methods.split(",")]
-    for name in wanted:
+    chosen = list(METHODS) if methods is None else [name.strip() for name in methods.split(",")]
+    for name in chosen:
         if name not in METHODS:
             raise unknown("method", name, METHODS)
-    radius, valid = number("--eps", eps), parsed_box(box)
+    radius, valid = number("--eps", eps), options.box(box)
 
     import recarc
-    from recarc import sampling as choosing
+    from recarc import sampling
     from recarc.data import load
     from recarc.runtime import use_device
 
     ball, judge = recarc.Ball(norm, radius, valid), recarc.Tight(preset)
     rec = recarc.load_ensemble(ensemble, use_device(device), allow_factories=trust_code)
-    if methods is None and (size := choosing.grid_size(len(rec), points)) > choosing.MOST_POINTS:
-        wanted.remove("grid")
-        print(f"grid is left out: {points} points a side for {len(rec)} members are {size:,} attacks", file=sys.stderr)
-    if "grid" in wanted:
-        choosing.check_grid(len(rec), points)
+    if methods is None and (size := sampling.grid_size(len(rec), points)) > sampling.MOST_POINTS:
+        chosen.remove("grid")
+        print_note(f"grid is left out: {points} points per side for {len(rec)} members would take {size:,} attacks")
+    if "grid" in chosen:
+        sampling.check_grid(len(rec), points)
     x, y = load(data, split, data_dir=data_dir, limit=limit).tensors()
     home = rec.device_of_members() or x.device
-    samples = choosing.Samples(x.to(home), y.to(home), ball)
-    watch = choosing.silent if quiet else _tell
-    find = {
-        "grid": lambda: choosing.grid_search(rec, samples, points=points, watch=watch),
-        "osp": lambda: choosing.osp(rec, samples, rounds=rounds, watch=watch),
-        "lp": lambda: choosing.cutting_planes(rec, samples, rounds=rounds, watch=watch),
+    samples = sampling.Samples(x.to(home), y.to(home), ball)
+    watch = sampling.silent if quiet else _print_progress
+    search = {
+        "grid": lambda: sampling.grid_search(rec, samples, points=points, watch=watch),
+        "osp": lambda: sampling.osp(rec, samples, rounds=rounds, watch=watch),
+        "lp": lambda: sampling.cutting_planes(rec, samples, rounds=rounds, watch=watch),
     }
-    choices = [find[name]() for name in wanted]
+    choices = [search[name]() for name in chosen]
     for choice in choices:
         samples.patterns(rec.with_alpha(choice.alpha), judge)
-    two = choosing.two_members(rec, samples, judge) if len(rec) == 2 else None
-    rows = [(choice, samples.accuracy(choice.alpha)) for choice in choices]  # under the worst that anybody found
-    _print(rows, two, json_)
+    two = sampling.two_members(rec, samples, judge) if len(rec) == 2 else None
+    rows = [(choice, samples.accuracy(choice.alpha)) for choice in choices]  # under the worst of all attacks so far
+    _print_choices(rows, two, json_)
 
 
-def _tell(method: str, alpha: list[float], accuracy: float) -> None:
-    shown = ", ".join(f"{round(a, 6):.3g}" for a in alpha)
-    print(f"{method}: alpha ({shown}) keeps {100 * accuracy:.2f} %", file=sys.stderr)
+def _print_progress(method: str, alpha: list[float], accuracy: float) -> None:
+    print_note(f"{method}: alpha ({joined(alpha)}) keeps {percent(accuracy)} %")
 
 
-def _print(rows: list[tuple[Choice, float]], two: Any, as_json: bool) -> None:
+def _print_choices(rows: list[tuple[Choice, float]], two: Any, as_json: bool) -> None:
     best, accuracy = max(rows, key=lambda row: row[1])
     if as_json:
         choices = {c.method: {"alpha": c.alpha, "believed": c.believed, "robust_accuracy": v} for c, v in rows}
         analysis = two and {"e_1": two.e_1, "e_2": two.e_2, "p_r": two.p_r, "helps": two.helps, "says": two.sentence}
         print_json({"alpha": best.alpha, "robust_accuracy": accuracy, "choices": choices, "two_members": analysis})
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("method", "alpha", "it believes %", "tight says %")
-    for choice, value in rows:
-        shown = ", ".join(f"{a:.3g}" for a in choice.alpha)
-        table.add_row(choice.method, shown, f"{100 * choice.believed:.2f}", f"{100 * value:.2f}")
-    console = Console()
-    console.print(table)
-    shown = ", ".join(f"{a:.4g}" for a in best.alpha)
-    console.print(f"Best: alpha = ({shown}) by {best.method}, {100 * accuracy:.2f} % under the tight attack.")
+    cells = [[c.method, joined(c.alpha), percent(c.believed), percent(value)] for c, value in rows]
+    print_table(["method", "alpha", "own estimate %", "under tight %"], cells)
+    print(f"Best: alpha = ({joined(best.alpha, 4)}) by {best.method}, {percent(accuracy)} % under the tight attack.")
     if two is not None:
-        console.print(two.sentence)
+        print(two.sentence)

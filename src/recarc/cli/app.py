@@ -1,4 +1,4 @@
-"""All commands together, and what happens when one fails."""
+"""All commands, and what happens when one of them fails."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from recarc.cli.data import data
 from recarc.cli.demo import demo
 from recarc.cli.evaluate import evaluate
 from recarc.cli.import_ import import_
+from recarc.cli.output import print_note
 from recarc.cli.report import report
 from recarc.cli.show import show
 from recarc.cli.sweep import sweep
 from recarc.cli.theory import theory
 from recarc.cli.train import train
 from recarc.cli.zoo import zoo
-from recarc.errors import InputError
+from recarc.errors import AttackViolation, InputError, RunError
+from recarc.provenance import started_by
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "alpha": alpha,
@@ -38,6 +40,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "theory": theory,
     "train": train,
 }
+NOT_RESUMABLE = {"alpha", "data", "import", "report", "show", "theory", "zoo"}
 
 app = typer.Typer(
     help="How robust is a randomized ensemble of classifiers, really?",
@@ -48,11 +51,8 @@ app = typer.Typer(
 )
 
 
-class Failed(Exception):
-    """Carries a failure out of the command-line library, which has its own idea of Ctrl-C."""
-
-    def __init__(self, code: int) -> None:
-        self.code = code
+class Interrupted(Exception):
+    """Ctrl-C, carried past the command-line library, which would handle it itself."""
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -62,50 +62,35 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             with working_folder_importable() if kwargs.get("trust_code") else nullcontext():
                 command(*args, **kwargs)
         except KeyboardInterrupt:
-            hint = "; with a run folder (--out), the same command goes on where it stopped" if "out" in kwargs else ""
-            tell(f"interrupted{hint}")
-            raise Failed(3) from None
-        except InputError as error:
-            tell(f"error: {error}")
-            raise Failed(2) from error
-        except (typer.Exit, typer.Abort):
-            raise
-        except Exception as error:
-            name = "" if type(error).__name__ in ("RunError", "AttackViolation") else f"{type(error).__name__}: "
-            tell(f"error: {name}{' '.join(str(error).split())}")
-            raise Failed(1) from error
+            raise Interrupted from None
 
     return inner
 
 
 @contextmanager
 def working_folder_importable() -> Iterator[None]:
-    """As for `python script.py`, whose own modules lie beside it; after everything installed."""
-    here = os.getcwd()
-    sys.path.append(here)
+    """Find modules in the working folder, as `python script.py` does beside the script; installed ones come first."""
+    folder = os.getcwd()
+    sys.path.append(folder)
     try:
         yield
     finally:
-        sys.path.remove(here)
+        sys.path.remove(folder)
 
 
-def tell(text: str) -> None:
-    """One line on standard error, with the rank where there are several."""
-    rank = f"[rank {os.environ['RANK']}] " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
-    print(f"{rank}{text}", file=sys.stderr, flush=True)
-
-
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"recarc {recarc.__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _global(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+def _global_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Tracebacks of errors; valid after a command too.")
+        bool, typer.Option("--verbose", help="Print tracebacks of errors; also allowed after a command.")
     ] = False,
 ) -> None:
     pass
@@ -120,6 +105,30 @@ for group in (data, zoo):
     app.add_typer(group)
 
 
+def run(arguments: Sequence[str], program: typer.Typer = app, name: str = "recarc") -> int:
+    """Run a command line, of this program or of another one whose commands are `guarded`; return its exit code."""
+    verbose = "--verbose" in arguments
+    words = [word for word in arguments if word != "--verbose"]
+    try:
+        with warnings.catch_warnings(), started_by([*name.split(), *words]):
+            warnings.showwarning = _show_warning
+            program(["--verbose"] * verbose + words, prog_name=name)
+    except (Interrupted, KeyboardInterrupt):
+        hint = "" if NOT_RESUMABLE & set(words[:1]) else "; with --out, rerun the command to resume"
+        print_note(f"interrupted{hint}")
+        return 3
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except Exception as error:
+        known = isinstance(error, (InputError, RunError, AttackViolation))
+        kind = "" if known else f"{type(error).__name__}: "
+        print_note(f"error: {kind}{' '.join(str(error).split())}")
+        if verbose:
+            traceback.print_exception(error)
+        return 2 if isinstance(error, InputError) else 1
+    return 0
+
+
 def _show_warning(
     message: Warning | str,
     category: type[Warning],
@@ -129,24 +138,6 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     if category.__name__ == "RecarcWarning":
-        tell(f"warning: {message}")
+        print_note(f"warning: {message}")
     else:
-        tell(warnings.formatwarning(message, category, filename, lineno).rstrip())
-
-
-def run(arguments: Sequence[str], program: typer.Typer = app, name: str = "recarc") -> int:
-    """The exit code of a command line of this or another program whose commands are `guarded`."""
-    verbose = "--verbose" in arguments
-    with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
-        try:
-            program(["--verbose"] * verbose + [a for a in arguments if a != "--verbose"], prog_name=name)
-        except Failed as failed:
-            if verbose and failed.__cause__ is not None:
-                traceback.print_exception(failed.__cause__)
-            return failed.code
-        except KeyboardInterrupt:
-            return 3
-        except SystemExit as done:
-            return done.code if isinstance(done.code, int) else 0 if done.code is None else 1
-    return 0
+        print_note(warnings.formatwarning(message, category, filename, lineno).rstrip())

@@ -1,4 +1,4 @@
-"""`recarc data`: which image sets there are, getting them ready, checking them."""
+"""`recarc data`: list the image sets, make them ready to use, check them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import typer
 
 from recarc.cli.output import print_entry, print_json
 
-data = typer.Typer(name="data", help="Image sets: list them, get them ready, check them.", no_args_is_help=True)
-DataDir = Annotated[Path | None, typer.Option(help="Where the files are (else RECARC_DATA).")]
+data = typer.Typer(name="data", help="Image sets: list them, make them ready to use, check them.", no_args_is_help=True)
+DataDir = Annotated[Path | None, typer.Option(help="Folder that holds the files; default: RECARC_DATA.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
 @data.command("list")
 def list_sets(data_dir: DataDir = None, json_: AsJson = False) -> None:
-    """Every named image set, and what to put where if it is missing.
+    """List every named image set, and what to put where if it is missing.
 
     Example: `recarc data list`
     """
@@ -35,28 +35,28 @@ def list_sets(data_dir: DataDir = None, json_: AsJson = False) -> None:
 
 @data.command()
 def get(
-    name: Annotated[str, typer.Argument(help="A name of `recarc data list`, or a folder.")],
+    name: Annotated[str, typer.Argument(help="A name from `recarc data list`, or a folder.")],
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     data_dir: DataDir = None,
     json_: AsJson = False,
 ) -> None:
-    """Decode a set into the cache; fetch it from the Hub if it is not here.
+    """Decode a set into the cache; download it from the Hub if its files are not here.
 
     Example: `recarc data get cifar10 --data-dir ~/data`
     """
-    from recarc.data import get as get_ready
+    from recarc.data import get as make_ready
 
-    found = get_ready(name, split, data_dir=data_dir)
+    sets = make_ready(name, split, data_dir=data_dir)
     if json_:
-        print_json({"sets": [{"name": s.name, "split": s.split, "images": len(s)} for s in found]})
+        print_json({"sets": [{"name": s.name, "split": s.split, "images": len(s)} for s in sets]})
         return
-    for images in found:
+    for images in sets:
         print(f"{images.name} {images.split}: {len(images)} images, {len(images.classes)} classes")
 
 
 @data.command()
 def check(
-    name: Annotated[str, typer.Argument(help="A name of `recarc data list`, or a folder.")],
+    name: Annotated[str, typer.Argument(help="A name from `recarc data list`, or a folder.")],
     data_dir: DataDir = None,
     json_: AsJson = False,
 ) -> None:
@@ -66,11 +66,11 @@ def check(
     """
     from recarc.data import check as verify
 
-    found = verify(name, data_dir=data_dir)
+    result = verify(name, data_dir=data_dir)
     if json_:
-        print_json({"name": found.name, "ok": found.ok, "findings": [asdict(f) for f in found.findings]})
+        print_json({"name": result.name, "ok": result.ok, "findings": [asdict(f) for f in result.findings]})
     else:
-        for finding in found.findings:
+        for finding in result.findings:
             print(f"{'ok ' if finding.ok else 'BAD'} {finding.split:<10} {finding.what:<10} {finding.detail}")
-    if not found.ok:
+    if not result.ok:
         raise typer.Exit(1)

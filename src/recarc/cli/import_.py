@@ -1,4 +1,4 @@
-"""`recarc import`: other people's checkpoints as ensemble folders."""
+"""`recarc import`: convert other people's checkpoints to ensemble folders."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from typing import Annotated
 
 import typer
 
+from recarc.cli.options import numbers
 from recarc.cli.output import print_json
-from recarc.cli.parsing import numbers
+from recarc.models.importers import FORMATS, NORMALISATIONS
 
 
 def import_(
-    format_: Annotated[
-        str, typer.Argument(metavar="FORMAT", help="arc, barre, dverge, trs, ...; a wrong one lists all.")
-    ],
-    file: Annotated[list[Path], typer.Argument(help="The checkpoint: a file, a folder, or one file a member.")],
-    out: Annotated[Path, typer.Option(help="The ensemble folder to make.")],
-    arch: Annotated[str | None, typer.Option(help="Architecture; found from the weights by default.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Number of classes; from the weights by default.")] = None,
-    normalisation: Annotated[str | None, typer.Option(help="A named one, where the file holds none.")] = None,
-    alpha: Annotated[str | None, typer.Option(help="Sampling probabilities, or uniform.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older ensemble folder.")] = False,
+    format_: Annotated[str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join(FORMATS)}.")],
+    file: Annotated[list[Path], typer.Argument(help="The checkpoint: a file, a folder, or one file per member.")],
+    out: Annotated[Path, typer.Option(help="The ensemble folder to create.")],
+    arch: Annotated[str | None, typer.Option(help="Architecture; by default recognised from the weights.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Number of classes; by default taken from the weights.")] = None,
+    normalisation: Annotated[
+        str | None, typer.Option(help=f"If the file does not hold it: {', '.join(NORMALISATIONS)}.")
+    ] = None,
+    alpha: Annotated[str | None, typer.Option(help="Sampling probabilities, such as 0.9,0.1, or uniform.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing ensemble folder.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Read a published checkpoint (as tensors only, no code is run) and write it as an ensemble folder.
+    """Convert a published checkpoint to an ensemble folder. It is read as tensors only; no code in it is run.
 
     Example: `recarc import dverge 3_ResNet20.pth --out dverge`
     """
     probabilities = alpha if alpha in (None, "uniform") else numbers("--alpha", str(alpha))
     from recarc.models import import_checkpoint
 
-    made = import_checkpoint(
+    imported = import_checkpoint(
         format_,
         file[0] if len(file) == 1 else file,
         out,
@@ -42,6 +43,6 @@ def import_(
         overwrite=overwrite,
     )
     if json_:
-        print_json({"path": str(made.path), "members": len(made.members), "alpha": list(made.alpha)})
+        print_json({"path": str(imported.path), "members": len(imported.members), "alpha": list(imported.alpha)})
     else:
-        print(made.summary())
+        print(imported.summary())

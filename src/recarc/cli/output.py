@@ -1,13 +1,14 @@
-"""Results for people (tables on standard output) and for machines (one JSON object)."""
+"""Results for people (tables on standard output), for machines (one JSON object), and notes on standard error."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from recarc.evaluation import Evaluation
 
 
@@ -15,8 +16,27 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, allow_nan=False))
 
 
+def print_note(text: str) -> None:
+    """One line on standard error; under torchrun it names the process."""
+    rank = f"[rank {os.environ['RANK']}] " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    print(f"{rank}{text}", file=sys.stderr, flush=True)
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+    """A table whose first column is text and whose others are numbers."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for k, name in enumerate(head):
+        table.add_column(name, justify="right" if k else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
 def print_entry(name: str, title: str, detail: str) -> None:
-    """One entry of a list: a line that names it, and below it what is to be known, whole on any terminal."""
+    """One entry of a list: a line that names it and, indented below, the details in full on any terminal."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
@@ -26,8 +46,17 @@ def print_entry(name: str, title: str, detail: str) -> None:
     console.print(Padding(Text(detail, overflow="fold"), (0, 0, 0, 4)))
 
 
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.2f}"
+
+
+def joined(alpha: Iterable[float], digits: int = 3) -> str:
+    """Sampling probabilities, separated by commas."""
+    return ", ".join(f"{round(a, 6):.{digits}g}" for a in alpha)
+
+
 def summary(result: Evaluation) -> dict[str, Any]:
-    """What --json prints of a run: its figures, and the verdict where it has one."""
+    """What --json prints of a run: its figures, and the verdict if it has one."""
     if result.alone is None:
         return result.to_json()
     from recarc.evaluation import Verdict
@@ -36,72 +65,54 @@ def summary(result: Evaluation) -> dict[str, Any]:
 
 
 def print_evaluation(result: Evaluation) -> None:
-    """Figures with their intervals, then the members."""
+    """The figures with their intervals, the members, the stages and the verdict."""
     from rich.console import Console
 
     console = Console()
-    console.print(_headline(result))
-    console.print(_members(result))
+    _print_headline(result)
+    members = result.to_json()["members"]
+    columns = {"clean_accuracy": "clean %", "robust_accuracy": "under attack %"}
+    columns |= {"robust_alone": "alone %"} if result.alone is not None else {}
+    rows = [
+        [str(i), f"{m['alpha']:.4g}", *(percent(m[c]) for c in columns if c in m)] for i, m in enumerate(members, 1)
+    ]
+    print_table(["member", "alpha", *columns.values()], rows)
     if result.stages:
-        console.print(_stages(result))
+        decided = result.to_json()["decided_by"]
+        stages = result.stage_accuracies.items()
+        rows = [[name, percent(accuracy.value), str(decided.get(name, ""))] for name, accuracy in stages]
+        print_table(["stage", "accuracy %", "decided"], rows)
     if result.alone is not None:
         from recarc.evaluation import Verdict
 
         console.print(Verdict.of(result).sentence, soft_wrap=True)
-    nan = result.nan_samples
-    if len(nan):
-        console.print(f"NaN logits on {len(nan)} samples, counted as wrong; first: {nan[:10].tolist()}")
+    if len(nan := result.nan_samples):
+        console.print(f"NaN logits on {len(nan)} samples, counted as wrong; the first: {nan[:10].tolist()}")
 
 
-def _headline(result: Evaluation) -> Table:
+def _print_headline(result: Evaluation) -> None:
+    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from recarc.evaluation.wording import attack_text, eps_text
+    from recarc.evaluation.fingerprint import attack_text, eps_text
 
-    ball, told = result.configuration.get("ball", {}), result.configuration.get("data", {})
-    attack = result.configuration.get("attack")
-    table = Table.grid(padding=(0, 2))
-    split = f" {told['split']}" if told.get("split") else ""
-    count = (
-        f"{len(result)} samples" if result.complete else f"{len(result)} of {result.expected_samples} samples so far"
-    )
-    table.add_row("data", f"{told.get('name')}{split}, {count}")
-    table.add_row("attack", escape(attack_text(attack)))
-    table.add_row("ball", f"{ball.get('norm')}, eps {eps_text(ball.get('eps'))}")
-    table.add_row("clean accuracy", str(result.clean))
-    table.add_row("robust accuracy", f"[bold]{result.robust}[/bold]")
-    if result.floor is not None:
-        table.add_row("floor", f"{100 * result.floor:.2f} %, a gap of {gap(result):.2f} points")
+    ball, data = result.configuration.get("ball", {}), result.configuration.get("data", {})
+    split = f" {data['split']}" if data.get("split") else ""
+    count = f"{len(result)}" if result.complete else f"{len(result)} of {result.expected_samples}"
     passes = f"{result.forward_passes:,} forward and {result.backward_passes:,} backward sample-passes"
-    table.add_row("cost", f"{result.seconds:.1f} s, {passes}")
-    return table
-
-
-def gap(result: Evaluation) -> float:
-    return 100 * (result.robust_accuracy - (result.floor or 0.0))
-
-
-def _members(result: Evaluation) -> Table:
-    from rich.table import Table
-
-    table = Table("member", "alpha", "clean %", "under attack %")
-    if result.alone is not None:
-        table.add_column("alone %")
-    for i, member in enumerate(result.to_json()["members"]):
-        row = [str(i + 1), f"{member['alpha']:.4g}"]
-        row += [f"{100 * member[key]:.2f}" for key in ("clean_accuracy", "robust_accuracy")]
-        if "robust_alone" in member:
-            row.append(f"{100 * member['robust_alone']:.2f}")
+    rows = {
+        "data": f"{data.get('name')}{split}, {count} samples{'' if result.complete else ' so far'}",
+        "attack": escape(attack_text(result.configuration.get("attack"))),
+        "ball": f"{ball.get('norm')}, eps {eps_text(ball.get('eps'))}",
+        "clean accuracy": str(result.clean),
+        "robust accuracy": f"[bold]{result.robust}[/bold]",
+    }
+    if result.floor is not None:
+        gap = 100 * (result.robust_accuracy - result.floor)
+        rows["floor"] = f"{percent(result.floor)} %, a gap of {gap:.2f} points"
+    rows["cost"] = f"{result.seconds:.1f} s, {passes}"
+    table = Table.grid(padding=(0, 2))
+    for row in rows.items():
         table.add_row(*row)
-    return table
-
-
-def _stages(result: Evaluation) -> Table:
-    from rich.table import Table
-
-    table = Table("stage", "accuracy %", "decided")
-    decided = result.to_json()["decided_by"]
-    for name, found in result.stage_accuracies.items():
-        table.add_row(name, f"{100 * found.value:.2f}", str(decided.get(name, "")))
-    return table
+    Console().print(table)

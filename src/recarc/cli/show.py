@@ -1,4 +1,4 @@
-"""`recarc show`: what a run folder says."""
+"""`recarc show`: the figures of a run folder."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import Annotated
 
 import typer
 
+from recarc.cli import options
+from recarc.cli.options import numbers
 from recarc.cli.output import print_evaluation, print_json, summary
-from recarc.cli.parsing import numbers
 
 
 def show(
     run: Annotated[Path, typer.Argument(help="A run folder, finished or not.")],
-    alpha: Annotated[str | None, typer.Option(help="Also re-score at other probabilities, such as 0.5,0.5.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    alpha: Annotated[
+        str | None, typer.Option(help="Also score the saved inputs at other probabilities, such as 0.5,0.5.")
+    ] = None,
+    json_: options.JsonOption = False,
 ) -> None:
     """Print the figures of a run again, recomputed from its per-sample records.
 
@@ -24,13 +27,13 @@ def show(
     from recarc.evaluation import Evaluation
 
     result = Evaluation.load(run, partial=True)
-    other = None if probabilities is None else result.robust_at(probabilities)
+    rescored = None if probabilities is None else result.robust_at(probabilities)
     if json_:
-        bound = None if other is None else {"alpha": probabilities, "robust_upper_bound": other.value}
+        bound = {} if rescored is None else {"alpha": probabilities, "robust_upper_bound": rescored.value}
         print_json({**summary(result), **({"rescored": bound} if bound else {})})
         return
     print_evaluation(result)
     for text in result.warnings:
         print(f"warning: {text}")
-    if other is not None:
-        print(f"at alpha {alpha}: {other}")
+    if rescored is not None:
+        print(f"at alpha {alpha}: {rescored}")

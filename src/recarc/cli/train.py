@@ -1,4 +1,4 @@
-"""`recarc train`: an ensemble folder from a method's name."""
+"""`recarc train`: from the name of a method to an ensemble folder."""
 
 from __future__ import annotations
 
@@ -10,76 +10,105 @@ from typing import Annotated, Any
 
 import typer
 
-from recarc.cli.output import print_json
-from recarc.cli.parsing import assignments, number, numbers
+from recarc.cli.options import assignments, number, numbers
+from recarc.cli.output import print_entry, print_json
+from recarc.training.methods import method_named, names
+
+ON_GPU = "On by default on a GPU."
+
+
+def _list_methods(wanted: bool) -> None:
+    if wanted:
+        for method in map(method_named, names()):
+            count = f"{method.default_members} member{'s' * (method.default_members > 1)}"
+            print_entry(method.name, count, method.summary)
+        raise typer.Exit
 
 
 def train(
-    method: Annotated[str, typer.Argument(help="natural, at, bat, iat, free, adp, gal, dverge, trs, mrboost, barre.")],
-    out: Annotated[Path, typer.Option(help="The ensemble folder to make; must be new or empty.")],
-    data: Annotated[str, typer.Option(help="A data set's name (cifar10, digits, ...) or a folder.")] = "cifar10",
-    arch: Annotated[str, typer.Option(help="The members' architecture.")] = "resnet20",
+    method: Annotated[
+        str,
+        typer.Argument(help=f"{', '.join(names())}, or with --trust-code your own, as package.module:Class."),
+    ],
+    out: Annotated[Path, typer.Option(help="The ensemble folder to create; must be new or empty.")],
+    data: Annotated[str, typer.Option(help="Name of a data set (cifar10, digits, ...) or a folder.")] = "cifar10",
+    arch: Annotated[str, typer.Option(help="Architecture of the members.")] = "resnet20",
     arch_option: Annotated[
         list[str] | None,
-        typer.Option(help="An option of the architecture: NAME=VALUE, such as stem=imagenet; repeatable."),
+        typer.Option(help="Option of the architecture: NAME=VALUE, such as stem=imagenet; repeatable."),
     ] = None,
     norm: Annotated[str | None, typer.Option(help="linf, l2, l1 or a number p >= 1.")] = None,
-    eps: Annotated[str | None, typer.Option(help="The radius for images in [0, 1], such as 8/255.")] = None,
+    eps: Annotated[str | None, typer.Option(help="Radius for images in [0, 1], such as 8/255.")] = None,
     recipe: Annotated[str, typer.Option(help="fast, or paper for the paper's hyper-parameters.")] = "fast",
-    members: Annotated[int | None, typer.Option(help="How many; the method's own number by default.")] = None,
-    seed: Annotated[int, typer.Option(help="Member i starts from seed + i.")] = 0,
+    members: Annotated[int | None, typer.Option(help="Number of members; by default that of the method.")] = None,
+    seed: Annotated[int, typer.Option(help="Member i is initialised with seed + i.")] = 0,
     start: Annotated[
-        Path | None, typer.Option(help="An ensemble with the first members, or dverge's baseline.")
+        Path | None, typer.Option(help="Ensemble folder with the first members, or with the baseline of dverge.")
     ] = None,
     alpha: Annotated[str | None, typer.Option(help="Sampling probabilities, such as 0.9,0.1.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Instead of the recipe's.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Instead of the recipe's peak.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
-    label_smoothing: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
-    ema: Annotated[float | None, typer.Option(help="Decay of the weight average; 0: none.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Overrides the recipe.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Overrides the recipe.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate; overrides the recipe.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Overrides the recipe.")] = None,
+    label_smoothing: Annotated[float | None, typer.Option(help="Overrides the recipe.")] = None,
+    ema: Annotated[float | None, typer.Option(help="Decay of the weight average, 0 for none.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any field of the recipe: FIELD=VALUE, repeatable.")
+        list[str] | None, typer.Option("--set", help="Any field of the recipe: FIELD=VALUE; repeatable.")
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are (else RECARC_DATA).")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...; auto is a GPU where there is one.")] = "auto",
-    bf16: Annotated[bool | None, typer.Option("--bf16/--no-bf16", help="On on a GPU.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with the files of the data set (default: RECARC_DATA).")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps; auto uses a GPU if there is one.")] = "auto",
+    bf16: Annotated[bool | None, typer.Option("--bf16/--no-bf16", help=f"bfloat16 passes. {ON_GPU}")] = None,
     channels_last: Annotated[
-        bool | None, typer.Option("--channels-last/--no-channels-last", help="On on a GPU.")
+        bool | None,
+        typer.Option("--channels-last/--no-channels-last", help=f"Memory layout for convolutions. {ON_GPU}"),
     ] = None,
-    compile_: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Off.")] = None,
-    cuda_graph: Annotated[bool | None, typer.Option("--cuda-graph/--no-cuda-graph", help="On on a GPU.")] = None,
+    compile_: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="torch.compile every member. Off by default.")
+    ] = None,
+    cuda_graph: Annotated[
+        bool | None, typer.Option("--cuda-graph/--no-cuda-graph", help=f"Replay steps as a CUDA graph. {ON_GPU}")
+    ] = None,
     fold: Annotated[
-        bool | None, typer.Option("--fold/--no-fold", help="Attack with batch norm folded; on on a GPU.")
+        bool | None, typer.Option("--fold/--no-fold", help=f"Fold batch norm in the attacked copy. {ON_GPU}")
     ] = None,
     fuse: Annotated[
-        bool | None, typer.Option("--fuse/--no-fuse", help="Attack with fused convolutions; on on a GPU.")
+        bool | None, typer.Option("--fuse/--no-fuse", help=f"Fuse convolutions of the attacked copy. {ON_GPU}")
     ] = None,
     side_by_side: Annotated[
         bool | None,
-        typer.Option("--side-by-side/--one-by-one", help="Independent members at the same time; on on a GPU."),
+        typer.Option("--side-by-side/--one-by-one", help=f"Train independent members at the same time. {ON_GPU}"),
     ] = None,
-    checkpoint_minutes: Annotated[float, typer.Option(help="Time between checkpoints.")] = 5.0,
-    tensorboard: Annotated[Path | None, typer.Option(help="A folder for TensorBoard curves.")] = None,
-    force: Annotated[bool, typer.Option(help="The eps is meant as it is.")] = False,
-    quiet: Annotated[bool, typer.Option(help="No progress.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    checkpoint_minutes: Annotated[float, typer.Option(help="Minutes between checkpoints.")] = 5.0,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard curves.")] = None,
+    force: Annotated[bool, typer.Option(help="Accept an eps of an unlikely scale.")] = False,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Allow a method of your own, which runs its code.")
+    ] = False,
+    list_methods: Annotated[
+        bool,
+        typer.Option("--list-methods", callback=_list_methods, is_eager=True, help="Describe the methods and exit."),
+    ] = False,
+    quiet: Annotated[bool, typer.Option(help="Show no progress.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
-    """Train a randomized ensemble and leave it as a folder that `recarc evaluate` takes.
+    """Train a randomized ensemble and save it as a folder for `recarc evaluate`.
 
-    Says what it will cost before it starts. Killed or interrupted, the same command goes on.
+    Estimates the cost before it starts. After a crash or an interruption, rerun the command to resume.
 
     Example: `recarc train bat --data cifar10 --arch resnet20 --norm linf --eps 8/255 --out bat-linf`
 
     On several GPUs: `torchrun --nproc-per-node=4 -m recarc train ... --out bat-linf`
     """
-    from recarc.training import Switches
+    from recarc.training import SpeedOptions
     from recarc.training import train as run
     from recarc.training.progress import to_stderr
 
+    overrides = {"epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay, "ema": ema}
+    overrides["label_smoothing"] = label_smoothing
     changes: dict[str, Any] = assignments("--set", "FIELD=VALUE", set_ or [])
-    own = {"epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay, "ema": ema}
-    changes |= {k: v for k, v in {**own, "label_smoothing": label_smoothing}.items() if v is not None}
+    changes |= {name: value for name, value in overrides.items() if value is not None}
     with training_errors():
         ensemble = run(
             method,
@@ -96,23 +125,24 @@ def train(
             changes=changes,
             arch_options=assignments("--arch-option", "NAME=VALUE", arch_option or []),
             device=None if device == "auto" else device,
-            switches=Switches(bf16, channels_last, compile_, cuda_graph, fold, fuse, side_by_side),
+            speed=SpeedOptions(bf16, channels_last, compile_, cuda_graph, fold, fuse, side_by_side),
             checkpoint_minutes=checkpoint_minutes,
             confirm=force,
             data_dir=data_dir,
             tensorboard=tensorboard,
+            trust_code=trust_code,
             say=None if quiet else to_stderr,
         )
     from recarc.runtime import first_process
 
     if json_ and first_process():
-        alpha_found = [round(a, 12) for a in ensemble.alpha.tolist()]
-        print_json({"out": str(out), "method": method, "members": len(ensemble), "alpha": alpha_found})
+        probabilities = [round(a, 12) for a in ensemble.alpha.tolist()]
+        print_json({"out": str(out), "method": method, "members": len(ensemble), "alpha": probabilities})
 
 
 @contextmanager
 def training_errors() -> Iterator[None]:
-    """What training has to say in one line, with its own exit code."""
+    """Print a training error in one line and exit with its code: 3 where rerunning resumes, else 1."""
     from recarc.training import Interrupted, TrainingError
 
     try:

@@ -1,4 +1,4 @@
-"""What is known of every named image set: sizes, class names, statistics and the layouts it comes in."""
+"""What is known about every named image set: sizes, class names, statistics, where it is on the Hub."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ class Spec:
     shape: tuple[int, int, int]  # channels, height, width
     classes: tuple[str, ...]
     splits: Mapping[str, int]
-    layouts: str  # what a user can put into a folder, for the error that says so
-    evaluation: str = "test"  # the split that a file without a split in its name holds
+    evaluation: str = "test"  # the split that a file holds whose name says nothing else
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names of splits
     folders: tuple[str, ...] = ()  # other names of its folder
     hub: str | None = None
@@ -52,7 +51,8 @@ class Spec:
     mean: tuple[float, ...] | None = None  # per channel, of the train split
     std: tuple[float, ...] | None = None
     levels: int = 255  # the stored value that means 1.0
-    streamed: bool = False
+    streamed: bool = False  # decoded batch by batch, not into the cache
+    embedded: bool = False  # comes with an installed package
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # of the official contents in official order
 
     def split(self, name: str) -> str:
@@ -62,26 +62,24 @@ class Spec:
             raise unknown(f"split of {self.name}", name, [*self.splits, *self.aliases])
         return wanted
 
+    @property
+    def usual_splits(self) -> list[str]:
+        """The splits that people have: without SVHN's `extra` and ImageNet's `train`."""
+        return [self.evaluation] if self.streamed else [split for split in self.splits if split != "extra"]
+
     def split_words(self, split: str) -> tuple[str, ...]:
-        """Every word that files and folders use for this split."""
+        """Every name that files and folders use for this split."""
         return (split, *(alias for alias, canonical in self.aliases.items() if canonical == split))
-
-
-def _idx_layouts(folder: str) -> str:
-    return (
-        f"train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte "
-        f"(.gz or not, also in {folder}/raw), or train*.parquet and test*.parquet in the Hub's layout"
-    )
 
 
 _SPECS = (
     Spec(
         name="digits",
-        title="8x8 grey digits, inside scikit-learn",
+        title="8x8 grey digits, included in scikit-learn",
         shape=(1, 8, 8),
         classes=DIGIT_NAMES,
         splits={"train": 1442, "test": 355},
-        layouts="nothing: it comes with scikit-learn",
+        embedded=True,
         mean=(0.3057,),
         std=(0.3765,),
         levels=16,
@@ -96,7 +94,6 @@ _SPECS = (
         shape=(1, 28, 28),
         classes=DIGIT_NAMES,
         splits={"train": 60000, "test": 10000},
-        layouts=_idx_layouts("MNIST"),
         hub="ylecun/mnist",
         hub_config="mnist",
         mean=(0.1307,),
@@ -108,11 +105,10 @@ _SPECS = (
     ),
     Spec(
         name="fashion_mnist",
-        title="28x28 grey clothes",
+        title="28x28 grey images of clothes",
         shape=(1, 28, 28),
         classes=FASHION_NAMES,
         splits={"train": 60000, "test": 10000},
-        layouts=_idx_layouts("FashionMNIST"),
         hub="zalando-datasets/fashion_mnist",
         hub_config="fashion_mnist",
         mean=(0.2860,),
@@ -128,8 +124,6 @@ _SPECS = (
         shape=(3, 32, 32),
         classes=CIFAR10_NAMES,
         splits={"train": 50000, "test": 10000},
-        layouts="train*.parquet and test*.parquet in the Hub's layout, cifar-10-batches-py/, cifar-10-python.tar.gz, "
-        "or train/CLASS/*.png and test/CLASS/*.png",
         folders=("cifar-10-batches-py",),
         hub="uoft-cs/cifar10",
         hub_config="plain_text",
@@ -146,8 +140,6 @@ _SPECS = (
         shape=(3, 32, 32),
         classes=CIFAR100_NAMES,
         splits={"train": 50000, "test": 10000},
-        layouts="train*.parquet and test*.parquet in the Hub's layout, cifar-100-python/, cifar-100-python.tar.gz, "
-        "or train/CLASS/*.png and test/CLASS/*.png",
         folders=("cifar-100-python",),
         hub="uoft-cs/cifar100",
         hub_config="cifar100",
@@ -161,7 +153,6 @@ _SPECS = (
         shape=(3, 32, 32),
         classes=DIGIT_NAMES,
         splits={"train": 73257, "test": 26032, "extra": 531131},
-        layouts="train_32x32.mat and test_32x32.mat, or train*.parquet and test*.parquet in the Hub's layout",
         hub="ufldl-stanford/svhn",
         hub_config="cropped_digits",
         mean=(0.4377, 0.4438, 0.4728),
@@ -169,12 +160,10 @@ _SPECS = (
     ),
     Spec(
         name="imagenet",
-        title="ImageNet-1k, resized to 256 and cropped to 224, read as it is needed",
+        title="ImageNet-1k, resized to 256 and cropped to 224, read on demand",
         shape=(3, 224, 224),
         classes=tuple(str(i) for i in range(1000)),
         splits={"train": 1281167, "validation": 50000},
-        layouts="validation*.parquet in the Hub's layout (columns image and label), or val/SYNSET/*.JPEG with all 1000 "
-        "synset folders",
         evaluation="validation",
         aliases={"test": "validation", "val": "validation"},
         folders=("imagenet-1k", "ILSVRC2012", "ILSVRC"),
@@ -188,7 +177,7 @@ CATALOG: dict[str, Spec] = {spec.name: spec for spec in _SPECS}
 
 
 def squeeze(text: str) -> str:
-    """Lower case without separators, so that `CIFAR-10`, `cifar_10` and `cifar10` are one name."""
+    """Lower case without separators, so that `CIFAR-10`, `cifar_10` and `cifar10` are the same name."""
     return "".join(c for c in text.lower() if c.isalnum())
 
 
@@ -198,22 +187,22 @@ def named(name: str) -> Spec | None:
 
 
 def owner(text: str) -> Spec | None:
-    """The set that a file or folder name speaks of (`cifar100-test.parquet`), the longest match first."""
+    """The set that the name of a file or folder refers to (`cifar100-test.parquet`): the longest match."""
     word = squeeze(text)
-    found = [
+    matches = [
         (len(squeeze(known)), spec)
         for spec in CATALOG.values()
         for known in (spec.name, *spec.folders)
-        if spec.name != "digits" and word.startswith(squeeze(known))
+        if not spec.embedded and word.startswith(squeeze(known))
     ]
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+    return max(matches, key=lambda pair: pair[0])[1] if matches else None
 
 
 def statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The published per-channel mean and standard deviation of a named set, to put into a model's normalisation."""
+    """The published mean and standard deviation per channel of a named set, for a model's normalisation."""
     spec = named(name)
     if spec is None:
         raise unknown("data set", name, CATALOG)
     if spec.mean is None or spec.std is None:
-        raise InputError(f"no mean and deviation are published for {spec.name}: measure them with `check`")
+        raise InputError(f"no mean and standard deviation are published for {spec.name}: measure them with `check`")
     return spec.mean, spec.std

@@ -1,7 +1,7 @@
-"""scikit-learn's digits: the image set that is always there.
+"""scikit-learn's digits: the image set that is always available.
 
-1797 images of 8x8 grey values 0..16, stored as they are with `levels` 16, so that [0, 1] is exact. The split is fixed
-here: a permutation by SEED, of which the first fifth of every class is the test split. Both splits keep the order of
+1797 images of 8x8 grey values 0..16, stored unchanged with `levels` 16, so that [0, 1] is exact. The split is fixed
+here: in a permutation drawn with SEED, the first fifth of every class is the test split. Both splits keep the order of
 the permutation, so the first n images of a split are a fair sample of it.
 """
 
@@ -36,7 +36,7 @@ def load_digits(split: str) -> ImageSet:
 
 
 def _embedded() -> tuple[np.ndarray, np.ndarray]:
-    """Read from scikit-learn's own file, which is quick; where a release keeps it elsewhere, by its function."""
+    """Read from scikit-learn's own file, which is quick; if a release keeps it elsewhere, with its function."""
     package = importlib.util.find_spec("sklearn")
     for place in (package.submodule_search_locations or []) if package else []:
         path = Path(place, "datasets", "data", "digits.csv.gz")

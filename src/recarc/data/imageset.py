@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recarc.data.streaming import StreamedImages
+from recarc.data.decode import StreamedImages
 from recarc.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class ImageSet:
 
     `images` is (N, C, H, W) uint8: a memory-mapped array, or a `StreamedImages` that decodes on demand. The value
     that means 1.0 is `levels` (255; 16 for `digits`), so `batch` is exact: stored value / levels in float32.
-    `fingerprint` depends on pixels, labels and their order alone: equal contents from two sources share it.
+    `fingerprint` depends only on pixels, labels and their order: equal contents from two sources share it.
     """
 
     name: str
@@ -53,11 +53,11 @@ class ImageSet:
 
     @property
     def streamed(self) -> bool:
-        """True if images are decoded when they are asked for and the set never sits in memory whole."""
+        """Whether images are decoded on demand, so that the set is never in memory as a whole."""
         return isinstance(self.images, StreamedImages)
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images (B, C, H, W) float32 in [0, 1] and labels (B,) int64 of these positions."""
+        """Images (B, C, H, W) float32 in [0, 1] and labels (B,) int64 at these positions."""
         import torch
 
         rows = self._rows(indices)
@@ -65,7 +65,7 @@ class ImageSet:
         return x, torch.from_numpy(self.labels[rows].astype(np.int64))
 
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The whole set as `batch` would give it."""
+        """The whole set, as `batch` returns it."""
         self._refuse_if_huge(4)
         return self.batch(slice(None))
 
@@ -77,7 +77,7 @@ class ImageSet:
         return torch.from_numpy(np.array(self.images[:], order="C"))
 
     def subset(self, indices: Indices) -> ImageSet:
-        """The same set with only these positions, in this order. A plain slice of a mapped set stays mapped."""
+        """The images at these positions, in this order. A slice of a memory-mapped set stays mapped."""
         images: np.ndarray | StreamedImages
         rows = self._rows(indices)
         if isinstance(self.images, StreamedImages):
@@ -94,7 +94,7 @@ class ImageSet:
         if count is None:
             return self
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
-            raise InputError(f"limit is {count!r}; expected a whole number of images, at least 1")
+            raise InputError(f"limit is {count!r}; expected an integer, at least 1")
         return self if count >= len(self) else self.subset(slice(0, int(count)))
 
     def _rows(self, indices: Indices) -> np.ndarray:
@@ -105,17 +105,19 @@ class ImageSet:
         if rows.size == 0:
             return np.zeros(0, dtype=np.int64)
         if rows.dtype.kind not in "iu" or rows.ndim != 1:
-            raise InputError(f"indices of type {rows.dtype} and shape {rows.shape}; expected whole numbers in a row")
+            raise InputError(
+                f"indices of type {rows.dtype} and shape {rows.shape}; expected a one-dimensional sequence of integers"
+            )
         outside = rows[(rows < -count) | (rows >= count)]
         if outside.size:
             raise InputError(f"index {int(outside[0])} is outside {self.name} {self.split}, which has {count} images")
         return np.where(rows < 0, rows + count, rows).astype(np.int64)
 
-    def _refuse_if_huge(self, bytes_a_value: int) -> None:
-        size = math.prod(self.images.shape) * bytes_a_value
+    def _refuse_if_huge(self, bytes_per_value: int) -> None:
+        size = math.prod(self.images.shape) * bytes_per_value
         if self.streamed and size > STREAM_LIMIT:
             raise InputError(
-                f"{self.name} {self.split} as one tensor takes {size / 2**30:.0f} GiB; use batch(indices) or limit it"
+                f"{self.name} {self.split} as one tensor takes {size / 2**30:.0f} GiB; use batch(indices) or a limit"
             )
 
 
@@ -135,7 +137,7 @@ def seal(content: str, shape: Sequence[int], levels: int) -> str:
 
 
 def fingerprint(images: np.ndarray | StreamedImages, labels: np.ndarray, levels: int) -> str:
-    """A hash of pixels, labels and order; for a streamed set of the encoded files' identity instead of the pixels."""
+    """A hash of pixels, labels and order; for a streamed set, of the identity of its files instead of the pixels."""
     if isinstance(images, StreamedImages):
         content = hashlib.sha256(images.identity().encode() + np.ascontiguousarray(labels, "<i8").tobytes()).hexdigest()
     else:

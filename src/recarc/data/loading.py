@@ -1,4 +1,4 @@
-"""From a name to an image set: the cache, then local files, then (only if allowed) the Hub."""
+"""From a name to an image set: local files (through the cache), the cache alone, or (only if allowed) the Hub."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from recarc.data import cache, formats_cifar, formats_folder, formats_idx, formats_parquet, formats_svhn, hub
+from recarc.data import cache, hub
 from recarc.data.catalog import CATALOG, Spec, named, owner, squeeze
+from recarc.data.decode import StreamedImages
 from recarc.data.digits import load_digits
+from recarc.data.formats import Format, check_labels, known_formats, layouts
 from recarc.data.imageset import ImageSet, fingerprint
-from recarc.data.source import Source, check_labels
-from recarc.data.streaming import StreamedImages
 from recarc.errors import InputError, unknown
 
-FINDERS = (formats_parquet.find, formats_cifar.find, formats_svhn.find, formats_idx.find, formats_folder.find)
 PathLike = str | os.PathLike[str]
 
 
@@ -29,21 +28,21 @@ def load(
 ) -> ImageSet:
     """An image set by name (`available()` lists them), or by the path of a folder of images or Parquet files.
 
-    Files are looked for in `data_dir`, or else in the folder that RECARC_DATA names; what they hold is decoded once
-    into a memory-mapped cache and taken from there ever after. Without files, a cached copy of the official size
-    serves. The network is used only with `download=True`; `progress(split, done, total)` is then called while
-    a large set comes in. `limit` keeps the first images.
+    Files are searched for in `data_dir`, or else in the folder named by RECARC_DATA; their contents are decoded once
+    into a memory-mapped cache and read from there ever after. Without files, a cached copy of the official size is
+    used. The network is used only with `download=True`; `progress(split, done, total)` is then called while the set
+    arrives. `limit` keeps the first images.
     """
     spec = find_spec(name)
     if spec is None:
         path = folder_path(name, data_dir)
-        return materialise(path_name(path), split, any_source(path, split), None).limit(limit)
+        return materialise(path_name(path), split, find_unnamed(path, split), None).limit(limit)
     split = spec.split(split)
-    if spec.name == "digits":
+    if spec.embedded:
         return load_digits(split).limit(limit)
-    source = locate(spec, split, data_dir)
-    if source is not None:
-        return materialise(spec.name, split, source, spec).limit(limit)
+    files = locate(spec, split, data_dir)
+    if files is not None:
+        return materialise(spec.name, split, files, spec).limit(limit)
     entry = None if data_dir else cache.newest(spec.name, split, spec.splits[split])
     if entry is not None:
         return entry.image_set(f"cache of {entry.source}").limit(limit)
@@ -52,24 +51,20 @@ def load(
     raise missing(spec, split, data_dir)
 
 
-def locate(spec: Spec, split: str, data_dir: PathLike | None) -> Source | None:
-    """The first local source of a split, found by names alone."""
-    for root in roots(spec, data_dir):
-        for find in FINDERS:
-            source = find(root, spec, split)
-            if source is not None:
-                return source
-    return None
+def locate(spec: Spec, split: str, data_dir: PathLike | None) -> Format | None:
+    """The first local files of a split, recognised by names alone."""
+    found = (kind.find(root, spec, split) for root in roots(spec, data_dir) for kind in known_formats())
+    return next((files for files in found if files is not None), None)
 
 
 def roots(spec: Spec, data_dir: PathLike | None) -> Iterator[Path]:
-    """Where to look: sub-folders named after the set, then the folder itself unless it is named after another set."""
+    """Where to look: folders named after the set, then the folder itself unless it is named after another set."""
     given = data_dir or os.environ.get("RECARC_DATA")
     if given:
         base = Path(given).expanduser()
         if data_dir and not base.exists():
             raise InputError(
-                f"data_dir {str(data_dir)!r} does not exist; expected a folder with {spec.name} in it, or a file of it"
+                f"data_dir {str(data_dir)!r} does not exist; expected a folder or file with {spec.name} in it"
             )
         names = {squeeze(known) for known in (spec.name, *spec.folders)}
         if base.is_dir():
@@ -83,85 +78,72 @@ def roots(spec: Spec, data_dir: PathLike | None) -> Iterator[Path]:
         yield hub.downloads(spec)
 
 
-def materialise(name: str, split: str, source: Source, spec: Spec | None) -> ImageSet:
-    """From the cache if these very files were decoded before; else stream, or decode into the cache."""
+def materialise(name: str, split: str, files: Format, spec: Spec | None) -> ImageSet:
+    """From the cache if exactly these files were decoded before; otherwise stream, or decode into the cache."""
     try:
-        key = source.key()
+        key = files.key()
     except OSError as error:
-        raise InputError(f"cannot read {source.where}: {error}; check the files and their permissions") from None
+        raise InputError(f"cannot read {files.where}: {error}; check the files and their permissions") from None
     entry = cache.lookup(name, split, key)
     if entry is not None:
-        return entry.image_set(f"cache of {source.where}")
-    streamed = source.reader()
-    names = _class_names(source, spec)
+        return entry.image_set(f"cache of {files.where}")
+    streamed = files.reader()
+    classes = _class_names(files, spec)
     if streamed is not None:
         reader, labels = streamed
-        names = names or tuple(str(i) for i in range(int(labels.max(initial=0)) + 1))
         if not len(labels):
-            raise InputError(f"{source.where} holds no images; expected some")
-        check_labels(labels, len(names), source.where)
+            raise InputError(f"{files.where} holds no images; expected some")
+        classes = classes or tuple(str(i) for i in range(int(labels.max()) + 1))
+        check_labels(labels, len(classes), files.where)
         images = StreamedImages(reader)
-        return ImageSet(
-            name, split, images, labels, names, fingerprint(images, labels, 255), f"stream of {source.where}"
-        )
+        mark = fingerprint(images, labels, 255)
+        return ImageSet(name, split, images, labels, classes, mark, f"stream of {files.where}")
     shape = spec.shape if spec else None
-    entry = cache.store(name, split, key, source.blocks(), source=source.where, classes=names, shape=shape)
-    return entry.image_set(source.where)
+    entry = cache.store(name, split, key, files.blocks(), source=files.where, classes=classes, shape=shape)
+    return entry.image_set(files.where)
 
 
 def download_split(spec: Spec, split: str, repo: str | None = None, progress: hub.Progress | None = None) -> ImageSet:
-    """Fetch one split from the Hub into the cache."""
-    if spec.streamed:
-        hub.fetch_shards(spec, split, repo, progress)
-        source = formats_parquet.find(hub.downloads(spec), spec, split)
-        if source is None:
-            raise InputError(f"nothing of {spec.name} {split} is in {hub.downloads(spec)} after fetching it; try again")
-    else:
-        source = hub.fetch(spec, split, repo)
-        cache.store(
-            spec.name, split, source.key(), source.blocks(), source=source.where, classes=spec.classes, shape=spec.shape
-        )
-    return materialise(spec.name, split, source, spec)
+    """Download one split from the Hub and decode it into the cache."""
+    return materialise(spec.name, split, hub.download(spec, split, repo, progress), spec)
 
 
 def missing(spec: Spec, split: str, data_dir: PathLike | None) -> InputError:
     """The error that says what to put where."""
     if data_dir:
-        looked = f"in {data_dir}"
+        searched = f"in {data_dir}"
     elif os.environ.get("RECARC_DATA"):
-        looked = f"in RECARC_DATA={os.environ['RECARC_DATA']} or the cache"
+        searched = f"in RECARC_DATA={os.environ['RECARC_DATA']} or the cache"
     else:
-        looked = "in the cache, and neither data_dir nor RECARC_DATA is set"
+        searched = "in the cache, and neither data_dir nor RECARC_DATA is set"
     return InputError(
-        f"{spec.name} {split} is not {looked}; put into DIR/{spec.name} {spec.layouts}, and pass data_dir=DIR or set "
-        f"RECARC_DATA=DIR; or fetch it once: recarc data get {spec.name}"
+        f"{spec.name} {split} is not {searched}; put into DIR/{spec.name} {layouts(spec)}; then pass data_dir=DIR or "
+        f"set RECARC_DATA=DIR; or download it once: recarc data get {spec.name}"
     )
 
 
-def any_source(path: Path, split: str) -> Source:
-    """The source in a folder (or Parquet file) that is no named set."""
+def find_unnamed(path: Path, split: str) -> Format:
+    """The files of a split at a path that is not a named set."""
     if not path.exists():
         raise InputError(f"{str(path)!r} does not exist; expected a folder of class folders or of Parquet files")
-    words = {"val": ("val", "validation"), "validation": ("validation", "val")}.get(split, (split,))
-    parquet = formats_parquet.find_paths(path, words, None, None, split in ("test", "all"))
-    if parquet:
-        return formats_parquet.ParquetSource(tuple(parquet), None)
-    if not path.is_dir():
-        raise InputError(f"{str(path)!r} is no folder of images and no Parquet file of the split {split!r}")
-    return formats_folder.find_any(path, split)
+    for kind in known_formats():
+        files = kind.find(path, None, split)
+        if files is not None:
+            return files
+    raise InputError(f"{str(path)!r} is neither a folder of images nor a Parquet file of the split {split!r}")
 
 
 def folder_path(name: PathLike, data_dir: PathLike | None) -> Path:
-    """The path that `load("folder", data_dir=...)` or `load("some/path")` means."""
+    """The path that `load("folder", data_dir=...)` or `load("some/path")` refers to."""
     if os.fspath(name) != "folder":
         return Path(name).expanduser()
     if data_dir is None:
-        raise InputError("the data set 'folder' needs data_dir: a folder with one folder of images a class")
+        raise InputError("the data set 'folder' needs data_dir: a folder with one folder of images per class")
     return Path(data_dir).expanduser()
 
 
 def path_name(path: Path) -> str:
-    """What a set that was loaded by path is called."""
+    """The name of a set that was loaded by its path."""
     return f"folder:{path.resolve().name}"
 
 
@@ -176,11 +158,11 @@ def find_spec(name: PathLike) -> Spec | None:
     return spec
 
 
-def _class_names(source: Source, spec: Spec | None) -> tuple[str, ...] | None:
-    """The catalogue's names; for ImageNet, whose names are not in it, the names that come with the files."""
+def _class_names(files: Format, spec: Spec | None) -> tuple[str, ...] | None:
+    """The catalogue's names; for ImageNet, whose names it does not hold, those stored with the files."""
     if spec is None:
-        return source.class_names()
+        return files.class_names()
     if not spec.streamed:
         return spec.classes
-    found = source.class_names()
-    return found if found and len(found) == len(spec.classes) else spec.classes
+    stored = files.class_names()
+    return stored if stored and len(stored) == len(spec.classes) else spec.classes

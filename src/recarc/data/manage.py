@@ -11,14 +11,15 @@ import numpy as np
 from recarc.data import cache
 from recarc.data.catalog import CATALOG, Spec
 from recarc.data.digits import load_digits
-from recarc.data.formats_folder import SPLITS, FolderSource, class_folders
+from recarc.data.formats import Format, layouts
+from recarc.data.formats.folder import splits_in
 from recarc.data.hub import Progress
 from recarc.data.imageset import ImageSet, fingerprint
 from recarc.data.loading import (
     PathLike,
-    any_source,
     download_split,
     find_spec,
+    find_unnamed,
     folder_path,
     load,
     locate,
@@ -26,11 +27,10 @@ from recarc.data.loading import (
     missing,
     path_name,
 )
-from recarc.data.source import Source
 from recarc.errors import InputError
 
 STATISTICS_TOLERANCE = 2e-3
-CHUNK = 2000
+CHUNK, LARGE_CHUNK = 2000, 100  # images read at a time
 SHOWN = 5  # broken images named in a finding
 
 
@@ -42,13 +42,13 @@ class Row:
     title: str
     images: dict[str, int]
     classes: int
-    state: str  # embedded, cached, found, missing, or the state of each split where they differ
+    state: str  # embedded, cached, found or missing; the state of each split if they differ
     detail: str  # where it is, or what to put where
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that `check` looked at."""
+    """One thing that `check` examined."""
 
     split: str
     what: str
@@ -58,7 +58,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """What `check` found in a set."""
+    """What `check` found out about a set."""
 
     name: str
     findings: tuple[Finding, ...]
@@ -69,12 +69,12 @@ class Check:
 
 
 def available(data_dir: PathLike | None = None) -> list[Row]:
-    """Every named set and where it stands. Looks at names and sizes only."""
+    """Every named set and whether it is here. Looks at the names and sizes of files only."""
     return [_row(spec, data_dir) for spec in CATALOG.values()]
 
 
 def _row(spec: Spec, data_dir: PathLike | None) -> Row:
-    if spec.name == "digits":
+    if spec.embedded:
         return Row(spec.name, spec.title, dict(spec.splits), len(spec.classes), "embedded", "inside scikit-learn")
     states: dict[str, str] = {}
     places: dict[str, None] = {}
@@ -82,19 +82,21 @@ def _row(spec: Spec, data_dir: PathLike | None) -> Row:
         states[split], place = _state(spec, split, data_dir)
         if place:
             places[place] = None
-    common = set(states.values())
-    if "extra" in states and states["extra"] == "missing":
-        common = {state for split, state in states.items() if split != "extra"}
-    state = common.pop() if len(common) == 1 else ", ".join(f"{split} {word}" for split, word in states.items())
-    detail = "; ".join(places) or f"put into DIR/{spec.name}: {spec.layouts}"
+    if states.get("extra") == "missing":  # SVHN is complete without it
+        shown = {split: state for split, state in states.items() if split != "extra"}
+    else:
+        shown = states
+    same = len(set(shown.values())) == 1
+    state = shown["train"] if same else ", ".join(f"{split} {state}" for split, state in states.items())
+    detail = "; ".join(places) or f"put into DIR/{spec.name}: {layouts(spec)}"
     return Row(spec.name, spec.title, dict(spec.splits), len(spec.classes), state, detail)
 
 
 def _state(spec: Spec, split: str, data_dir: PathLike | None) -> tuple[str, str]:
-    source = locate(spec, split, data_dir)
-    if source is not None:
-        decoded = not isinstance(source, FolderSource) and cache.lookup(spec.name, split, source.key())
-        return ("cached" if decoded else "found"), source.where
+    files = locate(spec, split, data_dir)
+    if files is not None:
+        cached = not files.file_per_image and cache.lookup(spec.name, split, files.key())
+        return ("cached" if cached else "found"), files.where
     entry = None if data_dir else cache.newest(spec.name, split, spec.splits[split])
     return ("cached", entry.source) if entry else ("missing", "")
 
@@ -108,40 +110,38 @@ def get(
     force: bool = False,
     progress: Progress | None = None,
 ) -> list[ImageSet]:
-    """Make a set ready: decode what lies in `data_dir` or RECARC_DATA, else fetch it from the Hub, into the cache.
+    """Make a set ready to use: decode the files in `data_dir` or RECARC_DATA into the cache, or else download them.
 
-    This is the one command that goes to the network. All splits but SVHN's `extra` and ImageNet's `train` unless
-    `split` says which. `repo` names another Hub repository (or a local copy of one); `force` fetches even what is here.
+    This is the only command that uses the network. Without `split`: all splits but SVHN's `extra` and ImageNet's
+    `train`. `repo` names another Hub repository (or a local copy of one); `force` downloads even what is here.
     """
     spec = find_spec(name)
     if spec is None:
         return [load(name, split or "test", data_dir=data_dir)]
-    if split is not None:
-        splits = [spec.split(split)]
-    else:
-        splits = [spec.evaluation] if spec.streamed else [s for s in spec.splits if s != "extra"]
+    splits = spec.usual_splits if split is None else [spec.split(split)]
     if force or repo:
         return [download_split(spec, s, repo, progress) for s in splits]
     return [load(spec.name, s, data_dir=data_dir, download=True, progress=progress) for s in splits]
 
 
 def check(name: str, *, data_dir: PathLike | None = None) -> Check:
-    """Verify a set: counts, labels, every image, the cache's full checksum, statistics, official contents."""
+    """Verify a set: counts, labels, every image, the cache's checksum, statistics, official contents."""
     spec = find_spec(name)
     if spec is None:
         return _check_path(folder_path(name, data_dir))
-    if spec.name == "digits":
-        return Check("digits", tuple(f for s in spec.splits for f in _check_set(spec, load_digits(s))))
+    if spec.embedded:
+        return Check(spec.name, tuple(f for s in spec.splits for f in _check_set(spec, load_digits(s))))
     findings: list[Finding] = []
     for split in spec.splits:
-        source = locate(spec, split, data_dir)
-        if source is not None:
-            findings += _check_source(spec.name, split, source, spec)
+        files = locate(spec, split, data_dir)
+        if files is not None:
+            findings += _check_files(spec.name, split, files, spec)
             continue
         entry = None if data_dir else cache.newest(spec.name, split, spec.splits[split])
         if entry is not None:
             whole = entry.intact(full=True)
-            findings.append(Finding(split, "cache", whole, _cache_detail(whole, entry.bin)))
+            detail = "the checksum is right" if whole else f"{entry.bin} is damaged: delete it and load the set again"
+            findings.append(Finding(split, "cache", whole, detail))
             if whole:
                 findings += _check_set(spec, entry.image_set(f"cache of {entry.source}"))
     if not findings:
@@ -150,78 +150,65 @@ def check(name: str, *, data_dir: PathLike | None = None) -> Check:
 
 
 def _check_path(path: Path) -> Check:
-    splits = [name for name in SPLITS if class_folders(path / name)] or ["all"]
-    findings = [f for s in splits for f in _check_source(path_name(path), s, any_source(path, s), None)]
+    splits = splits_in(path) or ["all"]
+    findings = [f for s in splits for f in _check_files(path_name(path), s, find_unnamed(path, s), None)]
     return Check(os.fspath(path), tuple(findings))
 
 
-def _check_source(name: str, split: str, source: Source, spec: Spec | None) -> list[Finding]:
+def _check_files(name: str, split: str, files: Format, spec: Spec | None) -> list[Finding]:
     findings: list[Finding] = []
     try:
-        if isinstance(source, FolderSource):
-            broken = source.broken()
+        if files.file_per_image:
+            broken = files.broken()
             named = "; ".join(broken[:SHOWN]) + (f"; and {len(broken) - SHOWN} more" if len(broken) > SHOWN else "")
-            findings.append(Finding(split, "images", not broken, named or f"all {len(source.files())} decode"))
+            findings.append(Finding(split, "images", not broken, named or f"all {len(files.files())} can be decoded"))
             if broken:
                 return findings
-        entry = cache.lookup(name, split, source.key())
+        entry = cache.lookup(name, split, files.key())
         if entry is not None and not entry.intact(full=True):
-            findings.append(Finding(split, "cache", True, f"{entry.bin} was damaged and is made anew"))
+            findings.append(Finding(split, "cache", True, f"{entry.bin} was damaged and has been replaced"))
             entry.path.unlink(missing_ok=True)
         elif entry is not None:
-            findings.append(Finding(split, "cache", True, _cache_detail(True, entry.bin)))
-        return findings + _check_set(spec, materialise(name, split, source, spec))
+            findings.append(Finding(split, "cache", True, "the checksum is right"))
+        return findings + _check_set(spec, materialise(name, split, files, spec))
     except InputError as error:
         return [*findings, Finding(split, "files", False, str(error))]
 
 
-def _cache_detail(whole: bool, path: Path) -> str:
-    return "the full checksum fits" if whole else f"{path} is damaged: delete it and load the set again"
-
-
 def _check_set(spec: Spec | None, images: ImageSet) -> list[Finding]:
-    split = images.split
-    findings = []
-    official = spec.splits[split] if spec else None
-    counted = f"{len(images)} images, {len(images.classes)} classes"
-    if official is None:
-        findings.append(Finding(split, "count", True, counted))
-    else:
-        same = len(images) == official
-        findings.append(
-            Finding(split, "count", same, counted + ("" if same else f"; the official number is {official}"))
-        )
-    low, high = int(images.labels.min()), int(images.labels.max())
-    in_range = low >= 0 and high < len(images.classes)
-    used = len(np.unique(images.labels))
-    findings.append(Finding(split, "labels", in_range, f"{low}..{high}, {used} of {len(images.classes)} classes occur"))
-    mean, std = channel_statistics(images)
-    findings.append(_statistics_finding(spec, split, len(images) == official, mean, std))
+    split, classes = images.split, len(images.classes)
+    official = spec.splits[split] if spec else len(images)
+    complete = len(images) == official
+    counted = f"{len(images)} images, {classes} classes" + ("" if complete else f"; the official number is {official}")
+    low, high, used = int(images.labels.min()), int(images.labels.max()), len(np.unique(images.labels))
+    findings = [
+        Finding(split, "count", complete, counted),
+        Finding(split, "labels", low >= 0 and high < classes, f"{low}..{high}, {used} of {classes} classes occur"),
+        _statistics_finding(spec, images, complete),
+    ]
     known = spec.fingerprints.get(split) if spec else None
-    if known and len(images) == official:
-        again = fingerprint(images.images, images.labels, images.levels)
-        detail = (
-            "pixels, labels and order are the official ones" if again == known else "not the official contents or order"
-        )
-        findings.append(Finding(split, "contents", again == known, detail))
+    if known and complete:
+        same = fingerprint(images.images, images.labels, images.levels) == known
+        detail = "pixels, labels and order are the official ones" if same else "not the official contents or order"
+        findings.append(Finding(split, "contents", same, detail))
     return findings
 
 
-def _statistics_finding(spec: Spec | None, split: str, whole: bool, mean: np.ndarray, std: np.ndarray) -> Finding:
-    measured = f"mean {_numbers(mean)}, deviation {_numbers(std)}"
+def _statistics_finding(spec: Spec | None, images: ImageSet, complete: bool) -> Finding:
+    mean, std = _channel_statistics(images)
+    detail = f"mean {_numbers(mean)}, deviation {_numbers(std)}"
     if spec is None or spec.mean is None or spec.std is None:
-        return Finding(split, "statistics", True, measured)
-    detail = f"{measured}; published: mean {_numbers(spec.mean)}, deviation {_numbers(spec.std)}"
-    if split != "train" or not whole or spec.streamed:  # ImageNet's are a convention, measured another way
-        return Finding(split, "statistics", True, detail)
+        return Finding(images.split, "statistics", True, detail)
+    detail += f"; published: mean {_numbers(spec.mean)}, deviation {_numbers(spec.std)}"
+    comparable = images.split == "train" and complete and not spec.streamed  # ImageNet's are only a convention
     off = max(np.abs(mean - spec.mean).max(), np.abs(std - spec.std).max())
-    return Finding(split, "statistics", bool(off < STATISTICS_TOLERANCE), detail)
+    return Finding(images.split, "statistics", not comparable or bool(off < STATISTICS_TOLERANCE), detail)
 
 
-def channel_statistics(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each channel over all pixels in [0, 1]. Reads, and so decodes, every image."""
+def _channel_statistics(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation per channel over all pixels in [0, 1]. Reads, and so decodes, every image."""
     counts = np.zeros((images.shape[0], 256), dtype=np.int64)
-    chunk = 100 if images.streamed else CHUNK
+    chunk = LARGE_CHUNK if images.streamed else CHUNK
     for start in range(0, len(images), chunk):
         block = np.asarray(images.images[start : start + chunk])
         for channel in range(images.shape[0]):
@@ -234,6 +221,3 @@ def channel_statistics(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
 
 def _numbers(values: np.ndarray | tuple[float, ...]) -> str:
     return " ".join(f"{value:.4f}" for value in values)
-
-
-__all__ = ["Check", "Finding", "Row", "available", "channel_statistics", "check", "get"]

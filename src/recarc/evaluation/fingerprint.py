@@ -1,4 +1,4 @@
-"""What a run depends on, as JSON: attack with every knob, ball, alpha, weights, data, precision."""
+"""What a run depends on, as JSON: the attack with every knob and its code, ball, alpha, members, data, precision."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import dataclasses
 import hashlib
 import json
 import math
-import platform
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,167 +20,18 @@ from torch import Tensor, nn
 from recarc.ensemble import Member, RandomizedEnsemble
 from recarc.evaluation.samples import Samples, tensor_hash
 from recarc.geometry import Ball
-from recarc.provenance import commit
 
 Json = dict[str, Any]
-Known = Mapping[int, str]  # by identity: what is being described already, and its name
-Describe = Callable[[Any], Any]
-REGISTRIES = frozenset(vars(nn.Module()))  # of torch's own: parameters, buffers, modules, hooks
-WRAPPERS = ("torch._", "torch.fx.", "torch.jit.")  # what these hold besides the model is theirs
+PLAIN = (bool, int, float, str, type(None))
+VERSIONED = frozenset(
+    {"recarc", "torch", "numpy", *sys.stdlib_module_names}
+)  # identified by name, others by their code
+MOST_OBJECTS, DEEPEST = 2000, 40  # what holds more than this is a web of objects, such as a trainer and its callbacks
+UNDESCRIBED = "undescribed"
+REGISTRIES = frozenset(vars(nn.Module()))
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-PASSING = ("training", "_torchdynamo_wrapper_id")  # the second is an address, of a compiled module
-MANY = 1000  # objects within what a module holds
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-DERIVED = (  # of torch's layers, from their other attributes
-    "_reversed_padding_repeated_twice",
-    *("_flat_weights", "_flat_weight_refs", "_flat_weights_names", "_all_weights"),
-)
-
-
-class _TooManyError(Exception):
-    pass
-
-
-_left: ContextVar[list[int] | None] = ContextVar("left", default=None)
-
-
-def described(value: Any, known: Known | None = None) -> Any:
-    """Knobs as JSON, recursively; two values with the same description mean the same computation.
-
-    The same in every process: no memory addresses, and what encloses a value is only named where it occurs again.
-    """
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, np.ndarray):
-        value = torch.as_tensor(value.copy()) if value.dtype.kind in "biufc" else value.tolist()
-    if isinstance(value, Tensor):
-        return {"shape": list(value.shape), "sha256": tensor_hash(value)}
-    known = known or {}
-    if id(value) in known:
-        return {"again": known[id(value)]}
-    inner = partial(described, known={**known, id(value): f"{type(value).__name__} {len(known)}"})
-    if isinstance(value, Mapping):
-        return {_key(key, inner): inner(item) for key, item in value.items()}
-    if isinstance(value, (set, frozenset)):
-        return sorted(map(inner, value), key=repr)
-    if isinstance(value, Sequence):
-        return [inner(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        knobs = {f.name: inner(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"class": type(value).__name__, **knobs}
-    if isinstance(value, nn.Module):
-        return {"class": type(value).__name__, "sha256": module_hash(value, known)}
-    if isinstance(value, partial):
-        parts = {"function": inner(value.func), "args": inner(value.args), "keywords": inner(value.keywords)}
-        return {"class": type(value).__name__, **parts}
-    if isinstance(value, ModuleType):
-        return value.__name__
-    if isinstance(value, torch.device) and value.index:
-        value = torch.device(value.type, 0)  # which of several GPUs makes no difference
-    if callable(value) and hasattr(value, "__qualname__"):
-        return _function(value, inner)
-    return _object(value, inner)
-
-
-def _key(key: Any, inner: Describe) -> str:
-    return canonical(inner(key)) if ADDRESS.search(str(key)) else str(key)
-
-
-def _function(value: Any, inner: Describe) -> Any:
-    """By name; with what it is bound to, its defaults and what it closes over, where it has them."""
-    if hasattr(value, "__wrapped__") and not isinstance(value, (FunctionType, MethodType, type)):
-        return inner(value.__wrapped__)  # such as a cached function
-    plain, owner = getattr(value, "__func__", value), getattr(value, "__self__", None)
-    told: Json = {}
-    if isinstance(value, MethodType) or not isinstance(owner, (type(None), ModuleType, type)):
-        told["self"] = inner(owner)
-    if isinstance(plain, FunctionType):
-        told |= {key: inner(held) for key in ("__defaults__", "__kwdefaults__") if (held := getattr(plain, key))}
-        cells = zip(plain.__code__.co_freevars, plain.__closure__ or ())
-        closure = {name: inner(_content(cell)) for name, cell in cells if name != "__class__"}
-        told |= {"closure": closure} if closure else {}
-    name = f"{getattr(value, '__module__', None)}:{value.__qualname__}"
-    return {"function": name, **told} if told else name
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None  # not assigned yet
-
-
-def _object(value: Any, inner: Describe) -> Json:
-    """By its attributes; what has none, or says itself how to make it again, by that."""
-    _count()
-    told: Json = {"class": type(value).__name__}
-    if hasattr(value, "__dict__") and type(value).__reduce__ is object.__reduce__:
-        return {**told, **{k: inner(v) for k, v in sorted(vars(value).items())}}
-    try:
-        made = value.__reduce_ex__(2)
-    except Exception:  # locks, files, generators: nothing but their kind can be told
-        return told
-    return {**told, "made": made if isinstance(made, str) else [inner(part) for part in made[:3]]}
-
-
-def module_hash(module: nn.Module, known: Known | None = None) -> str:
-    """Architecture (as printed, the attributes and hooks of its parts), parameters and every buffer.
-
-    Not the code of its methods: see `recarc.evaluation.resume`.
-    """
-    digest = hashlib.sha256(ADDRESS.sub("", repr(module)).encode())
-    parts = dict(module.named_modules())
-    known = {**(known or {}), **{id(part): f"part {name}" for name, part in parts.items()}}
-    for name, part in parts.items():
-        plain = {k: v for k, v in vars(part).items() if isinstance(v, (bool, int, float, str)) and k not in PASSING}
-        digest.update(f"{name} {sorted(plain.items())}".encode())
-        held = {k: _bounded(v, known) for k, v in vars(part).items() if _matters(part, k, v)}
-        held |= {k: [_bounded(hook, known) for hook in hooks.values()] for k in HOOKS if (hooks := vars(part).get(k))}
-        digest.update(canonical(held).encode() if held else b"")
-    for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()], key=lambda pair: pair[0]):
-        digest.update(f"{name} {tensor_hash(tensor)}".encode())
-    return digest.hexdigest()
-
-
-def _bounded(value: Any, known: Known) -> Any:
-    """The description of what a module holds; only the kind where that is a whole web of objects, such as a trainer."""
-    before = _left.set([MANY])
-    try:
-        return described(value, known)
-    except (_TooManyError, RecursionError):
-        return {"class": type(value).__name__}
-    finally:
-        _left.reset(before)
-
-
-def _count() -> None:
-    left = _left.get()
-    if left is not None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise _TooManyError
-
-
-def _matters(part: nn.Module, name: str, value: Any) -> bool:
-    """Tensors, collections and functions of a part that are not registered, nor follow from what is printed of it."""
-    if isinstance(value, (Tensor, np.ndarray)):
-        return True
-    home = type(part).__module__
-    if name in REGISTRIES or home.startswith("recarc.models."):
-        return False
-    if isinstance(value, (FunctionType, MethodType, partial, set, frozenset, Mapping)):
-        return bool(value) and not home.startswith(WRAPPERS)
-    if not isinstance(value, (list, tuple)) or not value:
-        return False
-    layers = (base for base in type(part).__mro__ if base.__module__.startswith("torch.nn."))
-    return name not in DERIVED and not any(name in getattr(base, "__constants__", ()) for base in layers)
-
-
-def member_hash(member: Member, logits: Tensor) -> str:
-    """Of the weights; of a plain callable, which has none to show, the logits on the first samples."""
-    return module_hash(member) if isinstance(member, nn.Module) else tensor_hash(logits)
+NOT_COMPUTING = frozenset({"__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__"})  # many are generated
+TRANSIENT = ("training", "_torchdynamo_wrapper_id")  # the second is an address
 
 
 def configuration(
@@ -193,7 +43,7 @@ def configuration(
         "attack": described(attack),
         "ball": {"norm": str(ball.norm), "eps": described(ball.eps), "box": box},
         "alpha": ensemble.alpha.tolist(),
-        "members": [member_hash(m, out) for m, out in zip(ensemble.members, first_logits)],
+        "members": [_member_hash(m, out) for m, out in zip(ensemble.members, first_logits)],
         "data": {
             "name": samples.name,
             "split": getattr(samples, "split", None),
@@ -204,22 +54,182 @@ def configuration(
     }
 
 
-def environment(device: torch.device) -> Json:
-    """Versions and hardware: told, not compared."""
-    from importlib.metadata import version
+def _member_hash(member: Member, logits: Tensor) -> str:
+    """Of the weights; of a plain callable, which has none, of its logits on the first samples."""
+    return module_hash(member) if isinstance(member, nn.Module) else tensor_hash(logits)
 
-    import recarc
 
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "recarc": recarc.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "pyarrow": version("pyarrow"),
-        "system": platform.system(),
-        "hardware": name,
-        "commit": commit(),
-    }
+def module_hash(module: nn.Module) -> str:
+    """Architecture (as printed, with the plain attributes of its parts), parameters and every buffer.
+
+    What this cannot see (code, hooks, other attributes) shows in the first logits: see `recarc.evaluation.resume`.
+    """
+    digest = hashlib.sha256(ADDRESS.sub("", repr(module)).encode())
+    for name, part in module.named_modules():
+        plain = {k: v for k, v in vars(part).items() if isinstance(v, (bool, int, float, str)) and k not in TRANSIENT}
+        digest.update(f"{name} {sorted(plain.items())}".encode())
+    for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()], key=lambda pair: pair[0]):
+        digest.update(f"{name} {tensor_hash(tensor)}".encode())
+    return digest.hexdigest()
+
+
+def described(value: Any) -> Any:
+    """An attack or another value as JSON, recursively: the same description means the same computation.
+
+    An object is its class and state, a function its name, defaults and closure; both also their code, unless they
+    belong to recarc, torch, numpy or Python, whose versions a run records. Two processes give the same description:
+    it holds no memory addresses. What cannot be described is marked, and `undescribed` finds the marks.
+    """
+    return _Description()(value)
+
+
+class _Description:
+    """One walk through a value; `enclosing` are the objects around the present one, so that cycles end."""
+
+    def __init__(self) -> None:
+        self.enclosing: dict[int, int] = {}
+        self.objects = 0
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, float):
+            return value if math.isfinite(value) else str(value)
+        if isinstance(value, PLAIN):
+            return value
+        if isinstance(value, np.ndarray):
+            value = torch.as_tensor(value.copy()) if value.dtype.kind in "biufc" else value.tolist()
+        if isinstance(value, Tensor):
+            return {"shape": list(value.shape), "sha256": tensor_hash(value)}
+        if id(value) in self.enclosing:
+            return {"again": self.enclosing[id(value)]}
+        self.objects += 1
+        if self.objects > MOST_OBJECTS or len(self.enclosing) > DEEPEST:
+            return {"class": type(value).__name__, UNDESCRIBED: True}
+        self.enclosing[id(value)] = len(self.enclosing)
+        try:
+            return self._composite(value)
+        finally:
+            del self.enclosing[id(value)]
+
+    def _composite(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {k if isinstance(k, str) else canonical(self(k)): self(v) for k, v in value.items()}
+        if isinstance(value, (set, frozenset)):
+            return sorted((self(item) for item in value), key=canonical)
+        if isinstance(value, Sequence):
+            return [self(item) for item in value]
+        if isinstance(value, partial):
+            return {"function": self(value.func), "args": self(value.args), "keywords": self(value.keywords)}
+        if isinstance(value, ModuleType):
+            return value.__name__
+        if isinstance(value, FunctionType):
+            return self._function(value)
+        if isinstance(value, type):
+            return _name(value) if _versioned(value) else {"class": _name(value), "code": self._class_code(value)}
+        if callable(value) and hasattr(value, "__wrapped__"):  # such as a cached function
+            return self(value.__wrapped__)
+        if isinstance(value, MethodType):
+            return {"function": self(value.__func__), "self": self(value.__self__)}
+        if callable(value) and hasattr(value, "__qualname__"):  # built in, perhaps bound to an object
+            owner = getattr(value, "__self__", None)
+            return _name(value) if isinstance(owner, (ModuleType, type(None))) else [_name(value), self(owner)]
+        return self._object(value)
+
+    def _function(self, function: FunctionType) -> Any:
+        """Its name, defaults and closure, and its code unless a version covers that."""
+        parts: Json = {k.strip("_"): self(v) for k in ("__defaults__", "__kwdefaults__") if (v := getattr(function, k))}
+        cells = zip(function.__code__.co_freevars, function.__closure__ or ())
+        closure = {name: self(_content(cell)) for name, cell in cells if name != "__class__"}
+        parts |= {"closure": closure} if closure else {}
+        if not _versioned(function):
+            named = {name: self(value) for name, value in _own_globals(function)}
+            parts["code"] = fingerprint([_instructions(function.__code__), named])[:16]
+        return {"function": _name(function), **parts} if parts else _name(function)
+
+    def _class_code(self, kind: type) -> str:
+        """The functions and plain attributes of a class and its bases."""
+        parts: Json = {}
+        for base in (base for base in kind.__mro__ if not _versioned(base)):
+            for name, item in vars(base).items():
+                function = getattr(item, "__func__", getattr(item, "fget", getattr(item, "func", item)))
+                if isinstance(function, FunctionType) and name not in NOT_COMPUTING:
+                    parts[f"{base.__qualname__}.{name}"] = self(function)
+                elif isinstance(item, PLAIN) and not name.startswith("__"):
+                    parts[f"{base.__qualname__}.{name}"] = self(item)
+        return fingerprint(parts)[:16]
+
+    def _object(self, value: Any) -> Json:
+        kind = type(value)
+        result: Json = {"class": kind.__name__}
+        if not _versioned(kind):
+            result["class_code"] = self._class_code(kind)
+        if isinstance(value, nn.Module):
+            result["sha256"] = module_hash(value)
+        state = _state(value)
+        return {**result, UNDESCRIBED: True} if state is None else {**result, **{k: self(v) for k, v in state.items()}}
+
+
+def _state(value: Any) -> Json | None:
+    """Fields and other attributes; of what has none, how it says it is made again. None: nothing can be known."""
+    kind = type(value)
+    if isinstance(value, nn.Module):
+        own = {} if _versioned(kind) else vars(value)  # those of torch's layers are printed
+        return {k: v for k, v in own.items() if k not in REGISTRIES and k not in TRANSIENT}
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {**fields, **dict(sorted(getattr(value, "__dict__", fields).items()))}
+    if hasattr(value, "__dict__") and kind.__reduce__ is object.__reduce__:
+        return dict(sorted(vars(value).items()))
+    try:
+        made = value.__reduce_ex__(2)
+    except Exception:  # locks, files, generators
+        return None
+    return {"made": made if isinstance(made, str) else list(made[:3])}
+
+
+def _name(value: Any) -> str:
+    return f"{getattr(value, '__module__', None)}:{value.__qualname__}"
+
+
+def _versioned(value: Any) -> bool:
+    return str(getattr(value, "__module__", None)).partition(".")[0] in VERSIONED
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _instructions(code: CodeType) -> list[Any]:
+    """The byte code with its constants and names, without lines and files: a comment changes nothing."""
+    constants = [
+        _instructions(c) if isinstance(c, CodeType) else sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c)
+        for c in code.co_consts
+    ]
+    return [code.co_code.hex(), list(code.co_names), constants]
+
+
+def _own_globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What the code names of its own module: functions, classes, and constants in capital letters."""
+    for name in sorted(_names(function.__code__)):
+        value = function.__globals__.get(name)
+        helper = isinstance(value, (FunctionType, type)) and value.__module__ == function.__module__
+        constant = isinstance(value, (*PLAIN, tuple, Tensor)) or dataclasses.is_dataclass(value)
+        if helper or (constant and name.isupper()):
+            yield name, value
+
+
+def _names(code: CodeType) -> set[str]:
+    return set(code.co_names).union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
+
+
+def undescribed(description: Any) -> list[str]:
+    """The classes of what a description could not look into."""
+    if isinstance(description, dict):
+        own = [str(description["class"])] if description.get(UNDESCRIBED) is True else []
+        return own + [name for item in description.values() for name in undescribed(item)]
+    return [name for item in description for name in undescribed(item)] if isinstance(description, list) else []
 
 
 def canonical(value: Any) -> str:
@@ -230,18 +240,40 @@ def fingerprint(value: Any) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
-def differences(there: Any, here: Any, path: str = "") -> list[str]:
+def differences(one: Any, other: Any, names: tuple[str, str] = ("in the run", "now"), path: str = "") -> list[str]:
     """What differs between two configurations, one phrase each, with dotted names."""
-    if isinstance(there, dict) and isinstance(here, dict):
-        keys = [*there, *(key for key in here if key not in there)]
-        inner = (differences(there.get(k), here.get(k), f"{path}.{k}" if path else k) for k in keys)
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = [*one, *(key for key in other if key not in one)]
+        inner = (differences(one.get(k), other.get(k), names, f"{path}.{k}" if path else k) for k in keys)
         return [phrase for phrases in inner for phrase in phrases]
-    if isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
-        inner = (differences(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(zip(there, here)))
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        inner = (differences(a, b, names, f"{path}[{i}]") for i, (a, b) in enumerate(zip(one, other)))
         return [phrase for phrases in inner for phrase in phrases]
-    return [] if there == here else [f"{path} is {_short(there)} there and {_short(here)} here"]
+    return [] if one == other else [f"{path} is {_short(one)} {names[0]} and {_short(other)} {names[1]}"]
 
 
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else text[:12] + "..." + text[-6:]
+
+
+def attack_text(attack: Any) -> str:
+    """A described attack in words: ARC(steps=20, planes=4), with the knobs that are set."""
+    if isinstance(attack, list):
+        return "[" + ", ".join(attack_text(a) for a in attack) + "]"
+    if isinstance(attack, dict) and "class" in attack:
+        knobs = {k: v for k, v in attack.items() if k not in ("class", "class_code") and v is not None}
+        return f"{attack['class']}({', '.join(f'{k}={attack_text(v)}' for k, v in knobs.items())})"
+    if isinstance(attack, dict) and "function" in attack:
+        return attack_text(attack["function"])
+    return str(attack)
+
+
+def eps_text(eps: Any) -> str:
+    """The radius as people write it: 8/255 rather than 0.0313725."""
+    if not isinstance(eps, (int, float)):
+        return "of each sample"
+    pixels = eps * 255
+    if len(f"{eps:g}") > 5 and abs(pixels - round(pixels)) < 1e-6 and eps < 1:
+        return f"{round(pixels)}/255"
+    return f"{eps:g}"

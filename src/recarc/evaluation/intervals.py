@@ -1,4 +1,4 @@
-"""Confidence intervals for an accuracy: of bits, and of the [0, 1] values that a randomized ensemble scores."""
+"""Confidence intervals for an accuracy: a mean of bits, or of the scores in [0, 1] of a randomized ensemble."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import NormalDist
 import numpy as np
 
 LEVEL = 0.95
-HALVINGS = 30  # of a bisection in [0, 1]: far below any digit that is printed
+HALVINGS = 30  # of a bisection in [0, 1]: finer than any digit that is printed
 EDGE = 1e-9
 
 
@@ -25,13 +25,13 @@ def wilson(mean: float, count: float, level: float = LEVEL) -> tuple[float, floa
 
 
 def mean_interval(values: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
-    """Interval for the mean of independent values in [0, 1]; Wilson's where they are bits.
+    """Interval for the mean of independent values in [0, 1]; Wilson's if they are bits.
 
-    Otherwise the hull of two, because each is too short where the other is not. (a) Wilson's, with the number of coin
-    flips that would vary as these values do, n p (1 - p) / s^2: short where values are many and rare ones do not
-    matter. (b) Every mean m that some distribution on [0, 1] has whose likelihood is within exp(-z^2 / 2) of the best
-    (the nonparametric likelihood ratio with both end points as possible values): it leaves room for values that
-    matter and were not seen, e.g. a few zeros among many values of 0.9.
+    Otherwise the hull of two intervals, since each is too short where the other is not. (a) Wilson's, with the number
+    of coin flips that would vary as much as these values do, n p (1 - p) / s^2: good for many values where rare ones do
+    not matter. (b) All means of distributions on [0, 1] whose likelihood is within exp(-z^2 / 2) of the best (the
+    nonparametric likelihood ratio with both end points as possible values): leaves room for values that matter but
+    were not seen, e.g. a few zeros among many values of 0.9.
     """
     n = len(values)
     if n == 0:
@@ -45,14 +45,14 @@ def mean_interval(values: np.ndarray, level: float = LEVEL) -> tuple[float, floa
 
 
 def _as_coin_flips(values: np.ndarray, level: float) -> tuple[float, float]:
-    """(a): Wilson's interval with the effective number of flips; n flips where the values do not vary at all."""
+    """(a): Wilson's interval with the effective number of flips; n flips if the values do not vary at all."""
     n, mean, spread = len(values), float(np.mean(values)), float(np.var(values))
     bits = mean * (1 - mean)  # the largest variance that this mean allows
     return wilson(mean, n if spread <= 1e-12 else n * bits / min(spread, bits), level)
 
 
 class _Plausible:
-    """(b): is this mean within the likelihood ratio's threshold?"""
+    """(b): whether a mean is within the likelihood ratio's threshold."""
 
     def __init__(self, values: np.ndarray, level: float) -> None:
         self.values, counts = np.unique(values, return_counts=True)

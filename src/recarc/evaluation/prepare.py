@@ -1,34 +1,116 @@
-"""Do ensemble, data, ball and sizes fit together? Refused here, before any attack."""
+"""The first step of an evaluation: everything that can be refused is refused here, before any attack."""
 
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from recarc.ensemble import RandomizedEnsemble, check_logits, untouched
 from recarc.errors import InputError, first_line
-from recarc.evaluation.samples import Samples
-from recarc.evaluation.tiling import dtype_of
+from recarc.evaluation.fingerprint import Json, configuration
+from recarc.evaluation.judge import Judge
+from recarc.evaluation.resume import FirstLogits
+from recarc.evaluation.samples import Samples, TensorSamples
+from recarc.evaluation.tiling import Passes, dtype_of, input_dtype, reproducible, tiled
 from recarc.fast import TILE
 from recarc.geometry import Ball
-from recarc.inputs import check_labels
+from recarc.inputs import check_finite, check_labels
+from recarc.runtime import COARSE, check_precision
 
+FIRST = 16  # samples on which members are tried
 PEERS = ("autoattack", "foolbox", "torchattacks")  # packages with a `stage` in recarc.adapters
-LARGE = 10_000  # numbers in an image above which a few dozen of them fill a GPU, and its memory
+LARGE = 10_000  # numbers in an image; a few dozen images larger than this fill a GPU, and its memory
 
 
-def first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: Tensor, samples: Samples) -> Tensor:
-    """Logits on the first samples; refuses inputs and labels that the members do not fit."""
-    with torch.no_grad():
-        try:
-            _check_members(ensemble, x[:2])
-        except RuntimeError as error:
-            reason = first_line(error)
-            raise InputError(f"the members cannot take inputs of shape {tuple(x.shape)}: {reason}") from None
-        logits = members.logits(x)
+@dataclass(frozen=True)
+class Settings:
+    """How to evaluate, as the caller of `evaluate` wishes."""
+
+    precision: str | None = None
+    batch_size: int | str = "auto"
+    shard_size: int | str = "auto"
+    tile: int | str = "auto"
+    save_inputs: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An evaluation that can start: inputs that fit together, and what its records depend on (`config`)."""
+
+    samples: Samples
+    ball: Ball
+    members: RandomizedEnsemble  # tiled, in their own precision
+    judge: Judge
+    passes: Passes  # of the attack
+    device: torch.device
+    classes: int
+    batch_size: int
+    smallest_batch: int
+    config: Json
+    first_logits: FirstLogits
+
+    def batch(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of these samples, checked, on the members' device."""
+        x, y = self.samples.batch(rows)
+        check_finite(x, int(rows[0]))
+        self.ball.take(torch.from_numpy(rows)).check(x)
+        check_labels(y, self.classes)
+        return x.to(self.device), y.to(self.device)
+
+
+def prepare(
+    ensemble: RandomizedEnsemble, attack: Any, samples: Samples, ball: Ball, settings: Settings, saved: Json
+) -> Prepared:
+    """Check that everything fits together; sizes left at "auto" are those of the `saved` configuration, if any."""
+    x = samples.batch(np.arange(min(FIRST, len(samples))))[0]
+    device = ensemble.device_of_members() or x.device
+    precision = settings.precision
+    shard = _size("shard_size", settings.shard_size, saved.get("shard_size", default_shard(device, x)))
+    tile = _size("tile", settings.tile, saved.get("tile", default_tile(device, x)))
+    check_ball(ball, len(samples))
+    if precision is not None:
+        check_precision(precision, device)
+    check_attack(attack)
+    members = tiled(ensemble, tile, Passes())
+    with reproducible(device), torch.no_grad():
+        x = x.to(device).float()
+        logits = _first_logits(ensemble, members, x, samples)
+        repeated = members.logits(x)
+    if isinstance(samples, TensorSamples):
+        samples.check(ball)
+    if hasattr(attack, "check_fit"):
+        attack.check_fit(len(ensemble), logits.shape[-1], ball)
+    coarse, passes = precision in COARSE, Passes()
+    attack_tile = search_tile(device, x, tile, len(samples)) if coarse else tile
+    attacked = tiled(ensemble, tile, passes, precision, attack_tile)
+    fixed = {"precision": precision or "as the members", "device": device.type, "shard_size": shard, "tile": tile}
+    return Prepared(
+        samples=samples,
+        ball=ball,
+        members=members,
+        judge=Judge(members, attacked, attack, input_dtype(precision), coarse),
+        passes=passes,
+        device=device,
+        classes=logits.shape[-1],
+        batch_size=min(_size("batch_size", settings.batch_size, shard), shard),
+        smallest_batch=min(attack_tile, shard),
+        config=configuration(ensemble, attack, samples, ball, logits, **fixed, save_inputs=settings.save_inputs),
+        first_logits=FirstLogits.of(ensemble, logits, repeated),
+    )
+
+
+def _first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: Tensor, samples: Samples) -> Tensor:
+    """Logits on the first samples; refuses inputs and labels that do not fit the members."""
+    try:
+        _try_members(ensemble, x[:2])
+    except RuntimeError as error:
+        raise InputError(f"the members cannot take inputs of shape {tuple(x.shape)}: {first_line(error)}") from None
+    logits = members.logits(x)
     classes = logits.shape[-1]
     names = getattr(samples, "classes", None)
     if names is not None and len(names) != classes:
@@ -41,17 +123,17 @@ def first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: T
     return logits
 
 
-def _check_members(ensemble: RandomizedEnsemble, few: Tensor) -> None:
-    """One call each, in the precision of the member and on a copy: it must give logits and leave its input alone."""
+def _try_members(ensemble: RandomizedEnsemble, x: Tensor) -> None:
+    """Call each member once, in its own precision and on a copy: it must give logits and not write into its input."""
     for i, member in enumerate(ensemble.members):
-        copy = few.to(dtype_of(member) or few.dtype, copy=True)
+        copy = x.to(dtype_of(member) or x.dtype, copy=True)
         with untouched(copy, i):
             out = member(copy)
         check_logits(out, copy, i)
 
 
 def check_attack(attack: Any) -> None:
-    """An object that can be called as attack(ensemble, x, y, ball), or has an `outcome`."""
+    """Refuse what cannot be called as attack(ensemble, x, y, ball) and has no `outcome`."""
     if isinstance(attack, type):
         raise InputError(f"attack is the class {attack.__name__}; expected an attack: write {attack.__name__}()")
     if isinstance(attack, str):
@@ -60,7 +142,7 @@ def check_attack(attack: Any) -> None:
     if package in PEERS:
         raise InputError(
             f"attack is a {type(attack).__name__} of {package}; "
-            f"hand it over through recarc.adapters.{package}.stage(...) or as a callable of (ensemble, x, y, ball)"
+            f"pass it through recarc.adapters.{package}.stage(...), or as a callable of (ensemble, x, y, ball)"
         )
     if not hasattr(attack, "outcome") and not _takes_four(attack):
         raise InputError(
@@ -76,7 +158,7 @@ def _takes_four(attack: Any) -> bool:
         inspect.signature(attack).bind(None, None, None, None)
     except TypeError:
         return False
-    except ValueError:  # a built-in that does not tell
+    except ValueError:  # a built-in without a signature
         return True
     return True
 
@@ -85,10 +167,10 @@ def check_ball(ball: Any, count: int) -> None:
     if not isinstance(ball, Ball):
         raise InputError(f"ball is a {type(ball).__name__}; expected recarc.Ball(norm, eps)")
     if isinstance(ball.eps, Tensor) and len(ball.eps) != count:
-        raise InputError(f"eps has {len(ball.eps)} values for {count} samples; give one each, or a single number")
+        raise InputError(f"eps has {len(ball.eps)} values for {count} samples; give one per sample, or a single number")
 
 
-def size(name: str, value: int | str, default: int) -> int:
+def _size(name: str, value: int | str, default: int) -> int:
     if value == "auto":
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -1,20 +1,26 @@
-"""How far a run is: a bar on a terminal, elsewhere a line a minute; both on standard error."""
+"""How far a run is: a bar on a terminal, a line a minute elsewhere (both on standard error), and callbacks."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from recarc.evaluation.checks import warn
 from recarc.evaluation.tiling import Passes
+
+if TYPE_CHECKING:
+    from recarc.evaluation.result import Evaluation
 
 EVERY = 60.0  # seconds between two lines
 
 
 class Progress:
-    """Counts silently; `bar` shows it."""
+    """Counts samples silently; those that `progress_bar` makes also show them."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -30,47 +36,44 @@ class Progress:
 
 
 @contextmanager
-def bar(total: int, wanted: bool, passes: Passes) -> Iterator[Progress]:
-    """Progress over `total` samples; `passes` show that a long batch moves."""
+def progress_bar(total: int, wanted: bool, passes: Passes) -> Iterator[Progress]:
+    """Progress over `total` samples; `passes` show that a long batch is moving."""
     if not wanted or total == 0:
         yield Progress()
-    elif sys.stderr.isatty():
-        with _drawn(total, passes) as shown:
-            yield shown
-    else:
-        with _spoken(total, passes) as shown:
-            yield shown
+        return
+    with (_on_terminal if sys.stderr.isatty() else _in_log)(total, passes) as progress:
+        yield progress
 
 
 @contextmanager
-def _spoken(total: int, passes: Passes) -> Iterator[Progress]:
-    shown, stop, began = Progress(), threading.Event(), time.monotonic()
+def _in_log(total: int, passes: Passes) -> Iterator[Progress]:
+    progress, stop, start = Progress(), threading.Event(), time.monotonic()
 
-    def speak() -> None:
+    def report() -> None:
         while not stop.wait(EVERY):
-            found = f", robust {100 * shown.accuracy:.2f} % so far" if shown.done else ""
-            minutes = (time.monotonic() - began) / 60
+            accuracy = f", robust {100 * progress.accuracy:.2f} % so far" if progress.done else ""
+            minutes = (time.monotonic() - start) / 60
             counted = f"{passes.forward:,} passes in this shard"
-            line = f"attacked {shown.done:,} of {total:,} samples{found}; {counted}, {minutes:.0f} min"
+            line = f"attacked {progress.done:,} of {total:,} samples{accuracy}; {counted}, {minutes:.0f} min"
             print(line, file=sys.stderr, flush=True)
 
-    thread = threading.Thread(target=speak, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
-        yield shown
+        yield progress
     finally:
         stop.set()
         thread.join()
 
 
 @contextmanager
-def _drawn(total: int, passes: Passes) -> Iterator[Progress]:
+def _on_terminal(total: int, passes: Passes) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
     from rich.text import Text
 
-    class Counted(ProgressColumn):
+    class PassesColumn(ProgressColumn):
         """Moves within a batch too."""
 
         def render(self, task: Task) -> Text:
@@ -80,7 +83,7 @@ def _drawn(total: int, passes: Passes) -> Iterator[Progress]:
         TextColumn("attacking"),
         BarColumn(),
         MofNCompleteColumn(),
-        Counted(),
+        PassesColumn(),
         TextColumn("{task.fields[speed]}"),
         TextColumn("{task.fields[accuracy]}"),
         TimeRemainingColumn(),
@@ -88,11 +91,50 @@ def _drawn(total: int, passes: Passes) -> Iterator[Progress]:
     with RichProgress(*columns, console=Console(stderr=True), transient=True) as display:
         task = display.add_task("", total=total, speed="", accuracy="")
 
-        class Shown(Progress):
+        class Displayed(Progress):
             def advance(self, samples: int, score: float) -> None:
                 super().advance(samples, score)
                 display.update(task, advance=samples, accuracy=f"robust {100 * self.accuracy:.2f} %")
                 speed = display.tasks[0].finished_speed or display.tasks[0].speed
                 display.update(task, speed=f"{speed:.3g} samples/s" if speed else "")
 
-        yield Shown()
+        yield Displayed()
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard that has been written; accuracies are fractions over its samples."""
+
+    index: int
+    samples: int
+    clean_accuracy: float
+    robust_accuracy: float
+    seconds: float
+
+
+class Callback:
+    """Follows an evaluation, e.g. for a tracker; override what you need.
+
+    Under `torchrun` each rank reports its own shards, and the first rank the rest.
+    """
+
+    def run_started(self, configuration: dict[str, Any], samples: int, shards: int) -> None:
+        """Before the first attack; `shards` are still to be done."""
+
+    def shard_done(self, shard: Shard) -> None:
+        """After a shard was written; not called for shards of an earlier run."""
+
+    def run_ended(self, evaluation: Evaluation) -> None:
+        """With the result that `evaluate` returns."""
+
+
+def notify(callbacks: Sequence[Any], event: str, *arguments: Any) -> None:
+    """A callback that fails costs a warning, not the run. Any object with some of the methods will do."""
+    for callback in callbacks:
+        method: Callable[..., None] | None = getattr(callback, event, None)
+        if method is None:
+            continue
+        try:
+            method(*arguments)
+        except Exception as error:
+            warn(f"{type(callback).__name__}.{event} failed ({type(error).__name__}: {error}); the run continues")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recarc.ensemble import validated_alpha
+from recarc.ensemble import rounded, validated_alpha
 from recarc.errors import InputError
 from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.records import Records, joined
@@ -21,7 +21,7 @@ NAMED_INDICES = 100  # of samples with NaN, in a summary
 
 @dataclass(frozen=True)
 class Estimate:
-    """An accuracy as a fraction with its 95 % interval; `note` says what kind of figure it is."""
+    """An accuracy as a fraction, with its 95 % interval; `note` qualifies it."""
 
     value: float
     low: float
@@ -40,7 +40,7 @@ class Estimate:
 class Evaluation:
     """Per-sample bits of an attacked ensemble, and every figure that follows from them.
 
-    Shapes: N samples, M members, J adversarial inputs a sample (1, or one a member for an attacker that randomises).
+    Shapes: N samples, M members, J adversarial inputs per sample (1, or one per member if the attacker randomises).
     """
 
     records: Records
@@ -51,12 +51,12 @@ class Evaluation:
     backward_passes: int = 0
     expected_samples: int | None = None
     path: Path | None = None
-    warnings: list[str] = field(default_factory=list)  # what was said while it was made
-    blind_members: list[int] = field(default_factory=list)  # whose gradients vanish, so that attacks may not see them
+    warnings: list[str] = field(default_factory=list)
+    blind_members: list[int] = field(default_factory=list)  # whose gradients vanish: attacks may miss how weak they are
 
     @classmethod
     def load(cls, path: str | Path, partial: bool = False) -> Evaluation:
-        """The evaluation in a run folder; one that is not finished is refused unless `partial`."""
+        """The evaluation in a run folder; an unfinished one is refused unless `partial`."""
         folder = RunFolder.open(path)
         parts, costs, bad = [], [], []
         for k in range(folder.shards):
@@ -69,9 +69,9 @@ class Evaluation:
         if bad and not (partial and parts):
             done = folder.shards - len(bad)
             raise InputError(
-                f"{path} is not finished: {done} of {folder.shards} shards are there; the command that began it goes on"
+                f"{path} is not finished: it has {done} of {folder.shards} shards; rerun its command to resume"
             )
-        said = folder.summary()
+        summary = folder.summary()
         return cls(
             records=joined(parts),
             alpha=np.array(folder.configuration["alpha"], dtype=np.float64),
@@ -81,8 +81,8 @@ class Evaluation:
             backward_passes=sum(int(cost["backward"]) for cost in costs),
             expected_samples=folder.samples,
             path=Path(path),
-            warnings=list(said.get("warnings", [])),
-            blind_members=list(said.get("blind_members", [])),
+            warnings=list(summary.get("warnings", [])),
+            blind_members=list(summary.get("blind_members", [])),
         )
 
     def __len__(self) -> int:
@@ -102,12 +102,12 @@ class Evaluation:
 
     @property
     def clean_predictions(self) -> np.ndarray:
-        """(M, N) labels that the members give to the clean inputs; -1 where a member's logits are NaN."""
+        """(M, N) labels that the members predict for the clean inputs; -1 where a member's logits are NaN."""
         return self.records.clean
 
     @property
     def adversarial_predictions(self) -> np.ndarray:
-        """(J, M, N) labels that the members give to the adversarial inputs."""
+        """(J, M, N) labels that the members predict for the adversarial inputs."""
         return self.records.adversarial
 
     @property
@@ -122,16 +122,13 @@ class Evaluation:
 
     @property
     def stages(self) -> dict[str, np.ndarray]:
-        """(M, N) predictions at what each stage of a staged attack found on its own."""
+        """(M, N) predictions per stage of a staged attack, in order; see `recarc.attacks.base.Outcome`."""
         return self.records.stages
 
-    @cached_property
+    @property
     def alone(self) -> np.ndarray | None:
-        """(M, N) whether a member withstood every attack on it alone; None where the attack does not tell."""
-        if self.records.alone is None:
-            return None
-        fooled = (self.adversarial_predictions != self.labels).any(0)  # older runs left this out
-        return self.records.alone & (self.clean_predictions == self.labels) & ~fooled
+        """(M, N) whether a member withstood every attack on it alone; None if the attack has no such stage."""
+        return self.records.alone
 
     @property
     def decided_by(self) -> np.ndarray | None:
@@ -141,7 +138,7 @@ class Evaluation:
     def score(self, predictions: np.ndarray, alpha: np.ndarray | None = None) -> np.ndarray:
         """Expected accuracy (N,) of (M, N) predictions; sums that are equal compare equal."""
         weights = self.alpha if alpha is None else alpha
-        return np.round((weights[:, None] * (predictions == self.labels)).sum(0), 12)
+        return rounded((weights[:, None] * (predictions == self.labels)).sum(0))
 
     @cached_property
     def clean_scores(self) -> np.ndarray:
@@ -155,7 +152,7 @@ class Evaluation:
 
     def _mixed(self, alpha: np.ndarray) -> np.ndarray:
         parts = [w * self.score(p, alpha) for w, p in zip(self.weights, self.adversarial_predictions)]
-        return np.round(np.sum(parts, axis=0), 12)
+        return rounded(np.sum(parts, axis=0))
 
     @cached_property
     def clean(self) -> Estimate:
@@ -188,7 +185,7 @@ class Evaluation:
     @property
     def attacked_members(self) -> list[int] | None:
         """(J,) the member each input was made against, heaviest first; None unless the attack is per member."""
-        order = [int(j) for j in np.argsort(-self.alpha, kind="stable") if self.alpha[j] > 0]  # as RandomAttacker goes
+        order = [int(j) for j in np.argsort(-self.alpha, kind="stable") if self.alpha[j] > 0]  # that of RandomAttacker
         per_member = len(order) == len(self.weights) and np.allclose(self.weights, self.alpha[order])
         return order if per_member else None
 
@@ -200,29 +197,28 @@ class Evaluation:
     @property
     def floor_scores(self) -> np.ndarray | None:
         """(N,) sum of alpha over the members that withstood every attack on them alone."""
-        return None if self.alone is None else np.round((self.alpha[:, None] * self.alone).sum(0), 12)
+        return None if self.alone is None else rounded((self.alpha[:, None] * self.alone).sum(0))
 
     @property
     def floor(self) -> float | None:
-        """No attack that fools members only where they were fooled alone can push the accuracy below this."""
+        """Mean of `floor_scores`: no attack gets below it by fooling members only where they were fooled alone."""
         return None if self.floor_scores is None else float(self.floor_scores.mean())
 
     @cached_property
     def stage_accuracies(self) -> dict[str, Estimate]:
-        """What each stage alone would have reported."""
+        """What the evaluation would have reported at each stage."""
         return {name: estimate(self.score(predictions)) for name, predictions in self.stages.items()}
 
     @property
     def nan_samples(self) -> np.ndarray:
-        """Indices of the samples on which a member gave NaN, clean or attacked (counted as wrong)."""
+        """Indices of the samples on which a member gave NaN, clean or attacked (which counts as wrong)."""
         bad = (self.clean_predictions < 0).any(0) | (self.adversarial_predictions < 0).any((0, 1))
         return self.records.index[bad]
 
     def robust_at(self, alpha: Any) -> Estimate:
-        """These inputs under other sampling probabilities: an upper bound, as no attack was aimed at those."""
-        other = validated_alpha(alpha, len(self.alpha)).numpy()
-        found = estimate(self._mixed(other))
-        return Estimate(found.value, found.low, found.high, "upper bound: the attack was aimed at another alpha")
+        """The accuracy with other sampling probabilities: an upper bound, as the attack was not aimed at those."""
+        other = estimate(self._mixed(validated_alpha(alpha, len(self.alpha)).numpy()))
+        return replace(other, note="upper bound: the attack was aimed at another alpha")
 
     def to_json(self) -> dict[str, Any]:
         """A summary with fractions; every figure can be recomputed from the records."""
@@ -254,7 +250,7 @@ class Evaluation:
         }
 
     def to_pandas(self) -> Any:
-        """A data frame with one row a sample; the summary of `to_json` is in its `attrs`."""
+        """A data frame with one row per sample; the summary of `to_json` is in its `attrs`."""
         try:
             import pandas
         except ImportError:
@@ -265,14 +261,19 @@ class Evaluation:
 
     def to_csv(self, path: str | Path) -> Path:
         """The rows of `to_pandas` as a CSV file, written without pandas."""
-        return write_csv(self, path)
+        table, path = columns(self), Path(path)
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(table)
+            writer.writerows(zip(*(column.tolist() for column in table.values())))
+        return path
 
     def _members(self) -> list[dict[str, Any]]:
         figures = zip(self.alpha, self.member_clean, self.member_robust)
         members = [{"alpha": float(a), "clean_accuracy": float(c), "robust_accuracy": float(r)} for a, c, r in figures]
         if self.alone is not None:
             for member, bits in zip(members, self.alone):
-                if member["alpha"] > 0:  # one of alpha 0 was not attacked: nothing is known of it
+                if member["alpha"] > 0:  # one of alpha 0 was not attacked alone
                     member["robust_alone"] = float(bits.mean())
         return members
 
@@ -289,10 +290,10 @@ def estimate(scores: np.ndarray) -> Estimate:
 
 
 def columns(evaluation: Evaluation) -> dict[str, np.ndarray]:
-    """One row a sample: index, label, scores, then every member's clean and attacked prediction (-1: NaN logits).
+    """One row per sample: index, label, scores, then every member's clean and attacked prediction (-1: NaN logits).
 
-    A member of alpha 0 was not attacked alone, so nothing is in its column of that.
-    Where the attacker randomises over J inputs, the attacked predictions and norms are numbered by input first.
+    A member of alpha 0 was not attacked alone, so its column of that is empty. If the attacker randomises over J
+    inputs, the attacked predictions and norms are numbered by input first.
     """
     table = {
         "index": evaluation.records.index,
@@ -317,13 +318,3 @@ def columns(evaluation: Evaluation) -> dict[str, np.ndarray]:
         known = zip(evaluation.alpha > 0, evaluation.alone)
         table |= {f"robust_alone_{i}": row if attacked else unknown for i, (attacked, row) in enumerate(known)}
     return table
-
-
-def write_csv(evaluation: Evaluation, path: str | Path) -> Path:
-    table = columns(evaluation)
-    path = Path(path)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(table)
-        writer.writerows(zip(*(column.tolist() for column in table.values())))
-    return path

@@ -1,4 +1,4 @@
-"""A run on disk: `run.json`, shards of records, and nothing half-written at any moment."""
+"""A run on disk: `run.json`, shards of records, a summary; at no moment is anything half-written."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import numpy as np
 from recarc import atomic
 from recarc.atomic import PART, Lock
 from recarc.errors import InputError, RunError
-from recarc.evaluation.fingerprint import Json, differences, fingerprint
+from recarc.evaluation.fingerprint import Json, fingerprint
 from recarc.evaluation.records import Records, from_parquet, to_parquet
 
-Answers = list[list[str] | None]  # logits of each member on the first samples, a line each; None: it is random
+SavedLogits = list[list[str] | None]  # per member on the first samples, a line each; None: the member is random
 
 FORMAT = 1
 RUN, SUMMARY, LOCK = "run.json", "summary.json", ".lock"
@@ -31,9 +31,10 @@ class RunFolder:
         self.path = Path(path)
         self.run = run
         self.configuration: Json = run["configuration"]
+        self.environment: Json = run["environment"]
+        self.first_logits: SavedLogits = run["first_logits"]
         self.shard_size = int(self.configuration["shard_size"])
         self.samples = int(self.configuration["data"]["samples"])
-        self.first_logits: Answers = run.get("first_logits", [])  # older runs have none
 
     @property
     def shards(self) -> int:
@@ -41,7 +42,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """An existing run; one clear line where run.json is missing, edited or damaged."""
+        """An existing run; one clear line if run.json is missing, edited or damaged."""
         file = Path(path) / RUN
         try:
             run = json.loads(file.read_text(encoding="utf-8"))
@@ -50,56 +51,39 @@ class RunFolder:
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise InputError(f"{file} cannot be read ({error}); restore it, or start again in another folder") from None
         if not isinstance(run, dict) or run.get("format") != FORMAT:
-            told = run.get("format") if isinstance(run, dict) else None
-            raise InputError(f"{file} has format {told!r}; this version reads format {FORMAT}")
+            version = run.get("format") if isinstance(run, dict) else None
+            raise InputError(f"{file} has format {version!r}; this version reads format {FORMAT}")
         if run.get("checksum") != _checksum(run):
             raise InputError(f"{file} was edited or damaged (its checksum differs); restore it, or use another folder")
         return cls(path, run)
 
     @classmethod
-    def create_or_join(
-        cls, path: str | Path, configuration: Json, environment: Json, resume: bool, first_logits: Answers
-    ) -> RunFolder:
-        """The run of this configuration: a new one, or the one that is there and goes on. Within `locked`."""
-        folder = Path(path)
-        if (folder / RUN).exists():
-            if not resume:
-                raise InputError(
-                    f"{path} holds a run already; choose another folder, or leave out --no-resume (resume=True)"
-                )
-            run = cls.open(path)
-            run.check_same(configuration)
-            return run
-        told = {"format": FORMAT, "configuration": configuration, "environment": environment}
-        told |= {"first_logits": first_logits, "fingerprint": fingerprint(configuration)}
-        told["checksum"] = _checksum(told)
-        write_all({folder / RUN: json.dumps(told, indent=2).encode()})
-        return cls(path, told)
-
-    def check_same(self, configuration: Json) -> None:
-        found = differences(self.configuration, configuration)
-        if found:
-            more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
-            raise InputError(
-                f"{self.path} belongs to another configuration: {'; '.join(found[:3])}{more}; choose another folder"
-            )
+    def create(cls, path: str | Path, configuration: Json, environment: Json, first_logits: SavedLogits) -> RunFolder:
+        """A new run. Call it within `locked`."""
+        run: Json = {"format": FORMAT, "configuration": configuration, "environment": environment}
+        run |= {"first_logits": first_logits, "fingerprint": fingerprint(configuration)}
+        run["checksum"] = _checksum(run)
+        write_all({Path(path) / RUN: json.dumps(run, indent=2).encode()})
+        return cls(path, run)
 
     def summary(self) -> Json:
-        """The summary of a finished run; of another one what was warned of, if anything."""
+        """The summary of a finished run; of an unfinished one, the warnings so far, if any."""
         try:
-            told = json.loads((self.path / SUMMARY).read_bytes())
+            summary = json.loads((self.path / SUMMARY).read_bytes())
         except (OSError, ValueError):
             return {}
-        return told if isinstance(told, dict) else {}
+        return summary if isinstance(summary, dict) else {}
 
-    def keep_said(self, warned: Sequence[str], blind: Sequence[int]) -> None:
-        """Puts warnings down before the first attack, so that a run which stops early has them too."""
-        said = self.summary()
-        texts = list(dict.fromkeys([*said.get("warnings", []), *warned]))
-        members = sorted({*said.get("blind_members", []), *blind})
-        if (texts, members) != (said.get("warnings", []), said.get("blind_members", [])):
-            said |= {"complete": False, "warnings": texts, "blind_members": members}
-            write_all({self.path / SUMMARY: json.dumps(said, indent=2).encode()})
+    def write_summary(self, summary: Json) -> None:
+        write_all({self.path / SUMMARY: json.dumps(summary, indent=2).encode()})
+
+    def record_warnings(self, warnings: Sequence[str], blind_members: Sequence[int]) -> None:
+        """Record warnings before the first attack, so that a run that stops early has them too."""
+        summary = self.summary()
+        before = summary.get("warnings", []), summary.get("blind_members", [])
+        after = list(dict.fromkeys([*before[0], *warnings])), sorted({*before[1], *blind_members})
+        if after != before:
+            self.write_summary({**summary, "complete": False, "warnings": after[0], "blind_members": after[1]})
 
     def rows_of(self, k: int) -> range:
         return range(k * self.shard_size, min(self.samples, (k + 1) * self.shard_size))
@@ -120,7 +104,7 @@ class RunFolder:
         write_all(files)
 
     def read(self, k: int, inputs: bool = False) -> tuple[Records, Json]:
-        """A shard and its cost; raises ValueError where it is missing, torn or not what its checksum says."""
+        """A shard and its cost; ValueError if it is missing, torn or differs from its checksum."""
         try:
             side = json.loads(self.file(k, "json").read_bytes())
             data = self.file(k).read_bytes()
@@ -139,7 +123,7 @@ class RunFolder:
             raise ValueError(str(error)) from None
 
     def pending(self) -> tuple[list[int], list[int]]:
-        """Shards still to be computed; and those among them that are there but damaged."""
+        """The shards still to be computed, and those among them that exist but are damaged."""
         inputs = bool(self.configuration.get("save_inputs"))
         todo, damaged = [], []
         for k in range(self.shards):
@@ -151,14 +135,10 @@ class RunFolder:
                     damaged.append(k)
         return todo, damaged
 
-    def sweep(self) -> None:
-        """Remove what killed processes left under temporary names."""
-        atomic.sweep(self.path)
-
 
 @contextlib.contextmanager
 def locked(path: str | Path) -> Iterator[None]:
-    """One writer at a time, from before there is a run; the system frees the lock of a killed process."""
+    """One writer at a time, even before there is a run; the system frees the lock of a killed process."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -173,13 +153,13 @@ def locked(path: str | Path) -> Iterator[None]:
 
 
 def write_all(files: Mapping[Path, bytes]) -> None:
-    """All of the files or none; a full disk is said in one line."""
+    """Write all of the files or none; a full disk is one clear line."""
     try:
         atomic.write_all(files)
     except OSError as error:
         raise RunError(
-            f"cannot write {next(iter(files))}: {error.strerror or error}; what was finished is kept, "
-            "so make room and run the same command again"
+            f"cannot write {next(iter(files))}: {error.strerror or error}; finished shards are kept, "
+            "so free some space and rerun the command to resume"
         ) from None
 
 

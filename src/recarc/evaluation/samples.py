@@ -1,9 +1,10 @@
-"""What is evaluated: an image set, or tensors, arrays, a torch data set or loader that look like one."""
+"""What is evaluated: an image set, or tensors, arrays, a torch data set or loader wrapped to look like one."""
 
 from __future__ import annotations
 
 import hashlib
 import warnings
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from recarc.errors import InputError
 from recarc.geometry import Ball
 from recarc.inputs import check_finite, check_x, check_y
 
-PROBED = 32  # items of a torch data set that stand for all of it in its fingerprint
+PROBED = 32  # items of a torch data set that go into its fingerprint
 
 
 class Samples(Protocol):
@@ -51,12 +52,12 @@ class TensorSamples:
     def batch(self, indices: Any) -> tuple[Tensor, Tensor]:
         return self.x[indices], self.y[indices]
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         return tensor_hash(self.x, self.y)
 
     def check(self, ball: Ball) -> None:
-        """All inputs at once, since they are at hand: finite, and inside the ball's box."""
+        """Check all inputs at once, since they are in memory: finite, and inside the ball's box."""
         check_finite(self.x)
         ball.check(self.x)
 
@@ -69,11 +70,10 @@ class DatasetSamples:
             raise InputError(f"data is a {type(dataset).__name__} without random access; use a map-style Dataset")
         self.dataset = dataset
         self.name = type(dataset).__name__
-        self._fingerprint = ""
         if len(dataset):
             first, again = self._item(0), self._item(0)
             if not (torch.equal(first[0], again[0]) and first[1] == again[1]):
-                raise InputError(f"item 0 of the {self.name} differs between two reads; take out its random transforms")
+                raise InputError(f"item 0 of the {self.name} differs between two reads; remove its random transforms")
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -85,16 +85,14 @@ class DatasetSamples:
             raise InputError(f"items of the {self.name} have different shapes: {sorted(shapes)[:2]}; resize them")
         return torch.stack([x for x, _ in items]), torch.tensor([y for _, y in items], dtype=torch.long)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """Of the number of items and some of them, spread evenly: reading all would cost as much as an epoch."""
-        if not self._fingerprint:
-            places = np.unique(np.linspace(0, len(self) - 1, PROBED).astype(int))
-            digest = hashlib.sha256(f"{len(self)} {places.tolist()}".encode())
-            for x, y in (self._item(int(i)) for i in places):
-                digest.update(f"{tensor_hash(x)} {y}".encode())
-            self._fingerprint = digest.hexdigest()
-        return self._fingerprint
+        """Of the number of items and some of them, evenly spread: reading all would cost as much as an epoch."""
+        indices = np.unique(np.linspace(0, len(self) - 1, PROBED).astype(int))
+        digest = hashlib.sha256(f"{len(self)} {indices.tolist()}".encode())
+        for x, y in (self._item(int(i)) for i in indices):
+            digest.update(f"{tensor_hash(x)} {y}".encode())
+        return digest.hexdigest()
 
     def _item(self, i: int) -> tuple[Tensor, int]:
         item = self.dataset[i]
@@ -111,19 +109,19 @@ class DatasetSamples:
 
 
 def from_torch(data: Dataset[Any] | DataLoader[Any]) -> DatasetSamples:
-    """A data set, or that of a loader which goes through it in order and only stacks items."""
+    """A data set, or that of a loader that reads it in order and only stacks items."""
     if not isinstance(data, DataLoader):
         return DatasetSamples(data)
     batches = data.batch_sampler
     if not isinstance(data.sampler, SequentialSampler) or type(batches) not in (BatchSampler, type(None)):
         raise InputError("the DataLoader shuffles or samples; pass one with shuffle=False, or its dataset")
     if batches is not None and data.collate_fn is not default_collate:
-        raise InputError("the DataLoader has a collate_fn of its own; do that work in the data set, and pass the set")
+        raise InputError("the DataLoader has its own collate_fn; do that work in the data set, and pass the set")
     return DatasetSamples(data.dataset)
 
 
 def as_samples(data: Any) -> Samples:
-    """An image set as it is; a pair (x, y), a torch data set or a loader wrapped."""
+    """An image set as it is; a pair (x, y), a torch data set or a loader, wrapped."""
     if isinstance(data, (tuple, list)) and len(data) == 2:
         data = TensorSamples(*data)
     elif isinstance(data, (Dataset, DataLoader)) and not hasattr(data, "fingerprint"):
@@ -139,7 +137,7 @@ def as_samples(data: Any) -> Samples:
 
 
 def _tensor(value: Any) -> Any:
-    """Arrays as tensors that share their memory, also one that is mapped from a file and cannot be written."""
+    """Arrays as tensors that share their memory, including one that is mapped read-only from a file."""
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
         return value
     with warnings.catch_warnings():

@@ -1,9 +1,8 @@
-"""Members as an evaluation calls them: in tiles of one size, counted, in a chosen precision."""
+"""Members as an evaluation calls them: in tiles of one size, with passes counted, in a chosen precision."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -17,18 +16,18 @@ from recarc.runtime import COARSE, PRECISIONS, kernel_settings
 
 @dataclass
 class Passes:
-    """Samples that went through a member, forwards and backwards."""
+    """Samples that went through a member, forward and backward."""
 
     forward: int = 0
     backward: int = 0
 
 
 class TiledMember(nn.Module):
-    """The same member, fed with batches of exactly `tile` samples (the last one padded).
+    """The same member, fed batches of exactly `tile` samples (the last one padded).
 
-    Matrix products and convolutions choose their kernel, and with it the order of their sums, by the size of the
-    batch. With one size for every call, the logits and gradients of a sample are the same to the last bit whatever
-    else is in the batch, so records do not depend on batch size, on the samples an attack has left, or on ranks.
+    Matrix products and convolutions choose their kernel, and with it the order of their sums, by batch size. With one
+    size for every call, the logits and gradients of a sample are the same to the last bit whatever else is in the
+    batch, so records depend neither on the batch size, nor on which samples an attack still works on, nor on ranks.
     """
 
     def __init__(self, member: Member, tile: int | None, passes: Passes, dtype: torch.dtype | None = None) -> None:
@@ -44,7 +43,7 @@ class TiledMember(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         count = len(x)
         self.passes.forward += count
-        if self.tile is None:  # the member has tiles of its own
+        if self.tile is None:  # the member does its own tiling
             logits = self.member(x)
         else:
             wanted = dtype_of(self.member) or self.dtype or x.dtype
@@ -67,7 +66,7 @@ class TiledMember(nn.Module):
 
 
 def dtype_of(member: Member) -> torch.dtype | None:
-    """The precision of a member's parameters; None where it has none."""
+    """The precision of a member's parameters; None if it has none."""
     if not isinstance(member, nn.Module):
         return None
     return next((p.dtype for p in member.parameters() if p.is_floating_point()), None)
@@ -76,29 +75,21 @@ def dtype_of(member: Member) -> torch.dtype | None:
 def tiled(
     ensemble: RandomizedEnsemble, tile: int, passes: Passes, precision: str | None = None, wide: int | None = None
 ) -> RandomizedEnsemble:
-    """The ensemble with tiled members; with a precision other than a member's own, on a converted copy of it.
+    """The ensemble with tiled members, converted copies where `precision` is not their own.
 
     Accelerated members take tiles of `wide` samples (`tile` by default).
     """
-    dtype = None if precision is None else PRECISIONS[precision]
     if precision in COARSE:
-        fast = accelerate(ensemble, precision, tile=wide or tile, one_size=True)
-        return _with_members(ensemble, [_counted(m, tile, passes) for m in fast.members])
-    return _with_members(ensemble, [TiledMember(_converted(m, dtype), tile, passes, dtype) for m in ensemble.members])
-
-
-def _counted(member: Member, tile: int, passes: Passes) -> TiledMember:
-    return TiledMember(member, None if isinstance(member, FastMember) else tile, passes)
-
-
-def _with_members(ensemble: RandomizedEnsemble, members: Sequence[Member]) -> RandomizedEnsemble:
-    proxy = RandomizedEnsemble(members, ensemble.alpha)
-    proxy.alpha = ensemble.alpha  # to the last bit, not normalised a second time
-    return proxy
+        fast = accelerate(ensemble, precision, tile=wide or tile, one_size=True).members
+        return ensemble.with_members(
+            [TiledMember(m, None if isinstance(m, FastMember) else tile, passes) for m in fast]
+        )
+    dtype = None if precision is None else PRECISIONS[precision]
+    return ensemble.with_members([TiledMember(_converted(m, dtype), tile, passes, dtype) for m in ensemble.members])
 
 
 def input_dtype(precision: str | None) -> torch.dtype:
-    """What an attack's inputs are kept in: half precision is for the members only, pixels need more."""
+    """The precision of an attack's inputs: half precision is for the members only, pixels need more."""
     return torch.float64 if precision == "float64" else torch.float32
 
 

@@ -1,22 +1,29 @@
-"""The verdict: the figure, the floor that attacks on each member alone leave, and whether the two meet."""
+"""The verdict: the robust accuracy, the floor that attacks on each member alone leave, and whether the two meet."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from recarc.errors import InputError
 from recarc.evaluation.result import Estimate, Evaluation
 
+if TYPE_CHECKING:
+    from recarc.exact import Floor
+
 CONCLUSIVE = 0.005  # a gap of half a point
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an evaluation with floors comes to.
+    """What an evaluation with a floor amounts to.
 
-    `floor` is the mean of sum_i alpha_i over the members that withstood every attack on them alone; it bounds every
-    attack from below as long as no stronger single-model attack is found. `gap` = robust - floor.
+    `floor` is the mean of sum_i alpha_i over the members that withstood every attack on them alone; no attack gets
+    below it unless a stronger attack on a single member is found. A certified floor holds against every attack and
+    raises it where it is higher. `gap` = robust - floor.
     """
 
     robust: Estimate
@@ -24,48 +31,60 @@ class Verdict:
     floor: float
     gap: float
     above_floor: int  # samples that may still fall
-    stages: dict[str, Estimate]  # what AdaptivePGD and ARC alone say, then the best so far
+    stages: dict[str, Estimate]  # AdaptivePGD and ARC alone, then the best so far
     decided_by: dict[str, int]
-    best_member: float  # the most that a member attacked alone keeps; those of alpha 0 are not attacked
+    best_member: float  # the best robust accuracy of a member attacked alone; those of alpha 0 are not attacked
     certified_floor: float | None = None
     preset: str = "standard"  # effort of the attack that made the floor
     blind: tuple[int, ...] = ()  # members whose gradients vanish: their floor may be too high
     sentence: str = field(default="", compare=False)
 
     @classmethod
-    def of(cls, evaluation: Evaluation, certified_floor: float | None = None) -> Verdict:
-        """The verdict on a `Tight` evaluation; `certified_floor` comes from `recarc.exact.certified_floor`."""
+    def of(cls, evaluation: Evaluation, certified_floor: Floor | float | None = None) -> Verdict:
+        """The verdict on a `Tight` evaluation.
+
+        `certified_floor`: what `recarc.exact.certified_floor` gives for the same samples, or its mean.
+        """
         floors = evaluation.floor_scores
         if floors is None or evaluation.alone is None:
             raise InputError("this run attacked no member alone, so it has no floor; evaluate with --attack tight")
-        summary = evaluation.to_json()
-        found = cls(
+        certified = _checked_mean(certified_floor, evaluation)
+        if certified_floor is not None and not isinstance(certified_floor, (int, float)):
+            floors = np.maximum(floors, certified_floor.per_sample.cpu().numpy())
+        floor = max(float(floors.mean()), certified or 0.0)
+        verdict = cls(
             robust=evaluation.robust,
             clean=evaluation.clean,
-            floor=float(floors.mean()),
-            gap=max(0.0, evaluation.robust.value - float(floors.mean())),  # below 0 by rounding only: see `alone`
+            floor=floor,
+            gap=max(0.0, evaluation.robust.value - floor),  # below 0 only by rounding
             above_floor=int((evaluation.robust_scores > floors).sum()),
             stages=evaluation.stage_accuracies,
-            decided_by={name: n for name, n in summary["decided_by"].items() if n},
+            decided_by={name: n for name, n in evaluation.to_json()["decided_by"].items() if n},
             best_member=float(evaluation.alone[evaluation.alpha > 0].mean(1).max()),
-            certified_floor=certified_floor,
+            certified_floor=certified,
             preset=((evaluation.configuration.get("attack") or {}).get("preset")) or "standard",
             blind=tuple(i for i in evaluation.blind_members if evaluation.alpha[i] > 0),
         )
-        return replace(found, sentence=_sentence(found))
+        return replace(verdict, sentence=_sentence(verdict))
 
     @property
     def meets_floor(self) -> bool:
-        """Whether figure and floor are at most half a point apart."""
+        """Whether robust accuracy and floor are at most half a point apart."""
         return self.gap <= CONCLUSIVE + 1e-12
+
+    @property
+    def certified(self) -> bool:
+        """Whether the robust accuracy meets the certified floor, which holds against every attack."""
+        return self.certified_floor is not None and self.robust.value - self.certified_floor <= CONCLUSIVE + 1e-12
 
     @property
     def conclusive(self) -> bool:
         """Whether they meet at a floor that can be relied on.
 
-        That of `quick`, from one loss, may fall under `standard`; one of members without gradients under anything.
+        That of `quick`, from one loss, may fall under `standard`; that of a member without gradients may fall under
+        any other attack; a certified one falls under none.
         """
-        return self.meets_floor and self.preset != "quick" and not self.blind
+        return self.certified or (self.meets_floor and self.preset != "quick" and not self.blind)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -86,33 +105,61 @@ class Verdict:
         }
 
 
-def _points(fraction: float) -> str:
+def _checked_mean(certified: Floor | float | None, evaluation: Evaluation) -> float | None:
+    """The mean of a certified floor; refuses one of other samples, and one that an attack has refuted."""
+    if certified is None:
+        return None
+    robust: Any = evaluation.robust_scores
+    if isinstance(certified, (int, float)):
+        mean, refuted = float(certified), float(certified) > robust.mean() + ROUNDING
+    else:
+        floors = certified.per_sample.cpu().numpy()
+        if len(floors) != len(robust):
+            raise InputError(f"the certified floor is of {len(floors)} samples, the run of {len(robust)}")
+        mean, refuted = certified.mean, bool((floors > robust + ROUNDING).any())
+    if refuted:
+        raise InputError(
+            f"the certified floor (mean {_percent(mean)} %) exceeds what an attack left ({_percent(robust.mean())} %); "
+            "it cannot be right: certify the same members, samples, ball and alpha as this run's"
+        )
+    return mean
+
+
+def _percent(fraction: float) -> str:
     return f"{100 * fraction:.2f}"
 
 
-def _sentence(found: Verdict) -> str:
-    figure, floor = _points(found.robust.value), _points(found.floor)
+def _sentence(verdict: Verdict) -> str:
+    robust, floor = _percent(verdict.robust.value), _percent(verdict.floor)
     flattery = "".join(
-        f" {title} alone would have said {_points(found.stages[name].value)} %."
+        f" {title} alone would have reported {_percent(verdict.stages[name].value)} %."
         for name, title in (("adaptive_pgd", "AdaptivePGD"), ("arc", "ARC"))
-        if name in found.stages and found.stages[name].value - found.robust.value > CONCLUSIVE
+        if name in verdict.stages and verdict.stages[name].value - verdict.robust.value > CONCLUSIVE
     )
-    if found.conclusive:
+    certified = _percent(verdict.certified_floor or 0.0)
+    if verdict.certified:
         return (
-            f"Conclusive: the robust accuracy is {figure} %, and no attack can push it below the floor of {floor} %, "
+            f"Conclusive: the robust accuracy is {robust} %, and no attack can push it below the certified floor of "
+            f"{certified} %.{flattery}"
+        )
+    if verdict.certified_floor is not None:
+        flattery = f" No attack at all gets below the certified floor of {certified} %.{flattery}"
+    if verdict.conclusive:
+        return (
+            f"Conclusive: the robust accuracy is {robust} %, and no attack can push it below the floor of {floor} %, "
             f"as long as the members themselves are as robust as the strongest attack on each found them.{flattery}"
         )
-    names = " and ".join(f"members[{i}]" for i in found.blind)
-    unseen = f" The gradient of {names} vanishes, so the floor may be too high: see the warnings." if names else ""
-    if found.meets_floor:
-        how = " as far as quick can tell, but quick attacks the members with one loss only; --preset standard decides"
+    names = " and ".join(f"members[{i}]" for i in verdict.blind)
+    masked = f" The gradient of {names} vanishes, so the floor may be too high: see the warnings." if names else ""
+    if verdict.meets_floor:
+        quick = " as far as quick can tell, but quick attacks the members with one loss only; --preset standard decides"
         return (
-            f"Not conclusive: the robust accuracy is at most {figure} % and meets the floor of {floor} %"
-            f"{how if found.preset == 'quick' else ''}.{unseen}{flattery}"
+            f"Not conclusive: the robust accuracy is at most {robust} % and meets the floor of {floor} %"
+            f"{quick if verdict.preset == 'quick' else ''}.{masked}{flattery}"
         )
-    stronger = {"quick": "--preset standard", "standard": "--preset thorough"}.get(found.preset)
-    advice = f"try {stronger}" if stronger else "try more seeds, or read the figure as an upper bound"
+    stronger = {"quick": "--preset standard", "standard": "--preset thorough"}.get(verdict.preset)
+    advice = f"try {stronger}" if stronger else "try more seeds, or report it as an upper bound"
     return (
-        f"Not conclusive: the robust accuracy is at most {figure} %, but {found.above_floor} samples are above their "
-        f"floor and it may yet fall to {floor} % ({_points(found.gap)} points); {advice}.{unseen}{flattery}"
+        f"Not conclusive: the robust accuracy is at most {robust} %, but {verdict.above_floor} samples are above their "
+        f"floor and it may yet fall to {floor} % (by {_percent(verdict.gap)} points); {advice}.{masked}{flattery}"
     )

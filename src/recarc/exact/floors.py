@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recarc.ensemble import RandomizedEnsemble
+from recarc.ensemble import RandomizedEnsemble, rounded
 from recarc.errors import InputError
 from recarc.geometry import Ball
 
@@ -38,7 +38,7 @@ def member_floor(ensemble: RandomizedEnsemble, alone: Tensor) -> Floor:
     """The floor from per-member attacks: relative to those attacks, since a stronger one may fool a member yet."""
     alpha = ensemble.alpha.to(alone.device)
     foolable = torch.where(alone, 0.0, alpha[:, None])
-    upper = torch.round(1 - foolable.amax(0), decimals=12)
+    upper = rounded(1 - foolable.amax(0))
     return Floor(ensemble.score(alone), upper, alone.double().mean(1))
 
 

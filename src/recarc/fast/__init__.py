@@ -1,6 +1,6 @@
-"""Ensembles that search faster: batch norm folded, channels_last, TF32 or half precision, fused, compiled, captured.
+"""Fast copies of ensembles for the search of an attack: folded, fused, in lower precision, compiled or captured.
 
-For the search of an attack only: what it finds is judged with the original members in float32.
+What an attack finds with a fast copy is judged with the original members in float32.
 """
 
 from recarc.fast.fast_member import TILE, FastMember, Settings, accelerate

@@ -1,8 +1,8 @@
-"""The convolution of `fusing.Run` as one Triton kernel a convolution, for GPUs and few channels.
+"""The convolution of `fuse.FusedBlock` as one Triton kernel, for GPUs and few channels.
 
-Libraries' kernels are made for many channels and leave most of a GPU idle on the 16 of a ResNet-20.
-Images lie in memory pixel by pixel (channels_last). A program computes all channels of BLOCK pixels as a sum of
-products over the taps; neighbouring taps read neighbouring memory, so all but the first come out of the cache.
+The kernels of libraries are made for many channels and leave most of a GPU idle on the 16 of a ResNet-20. Images lie in
+memory pixel by pixel (channels_last). A program computes all channels of BLOCK pixels as a sum of products over the
+taps; neighbouring taps read neighbouring memory, so all but the first are served by the cache.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK, WARPS = 128, 4  # pixels a program, and how many warps share them
-LARGEST = 65504.0  # of float16
+BLOCK, WARPS = 128, 4  # pixels per program, and the warps that share them
+LARGEST = 65504.0  # the largest float16 number
 
 
 @triton.jit
-def _taps(  # type: ignore[no-untyped-def]
+def _convolve_kernel(  # type: ignore[no-untyped-def]
     x,
     weight,
     bias,
@@ -40,7 +40,7 @@ def _taps(  # type: ignore[no-untyped-def]
     HAS_ADD: tl.constexpr,
     HAS_MASK: tl.constexpr,
     RELU: tl.constexpr,
-    HELD: tl.constexpr,
+    CLAMPED: tl.constexpr,
     LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
@@ -52,41 +52,43 @@ def _taps(  # type: ignore[no-untyped-def]
     image = pixel // (OUT_WIDTH * OUT_HEIGHT)
     inside = pixel < pixels
     channel = tl.arange(0, BLOCK_INPUTS)
-    made = tl.arange(0, BLOCK_OUTPUTS)
-    known = channel < INPUTS
-    wanted = made < OUTPUTS
+    out_channel = tl.arange(0, BLOCK_OUTPUTS)
+    valid_in = channel < INPUTS
+    valid_out = out_channel < OUTPUTS
     total = tl.zeros((BLOCK, BLOCK_OUTPUTS), tl.float32)
     for r in tl.static_range(SIZE):
         for s in tl.static_range(SIZE):
             if BACK:  # x[i] was made from out[STRIDE * i + tap]
                 i = row + SIZE // 2 - r
                 j = column + SIZE // 2 - s
-                there = (i >= 0) & (j >= 0) & (i % STRIDE == 0) & (j % STRIDE == 0)
+                in_image = (i >= 0) & (j >= 0) & (i % STRIDE == 0) & (j % STRIDE == 0)
                 i = i // STRIDE
                 j = j // STRIDE
-                there = there & (i < HEIGHT) & (j < WIDTH) & inside
+                in_image = in_image & (i < HEIGHT) & (j < WIDTH) & inside
             else:
                 i = row * STRIDE + r - SIZE // 2
                 j = column * STRIDE + s - SIZE // 2
-                there = (i >= 0) & (j >= 0) & (i < HEIGHT) & (j < WIDTH) & inside
+                in_image = (i >= 0) & (j >= 0) & (i < HEIGHT) & (j < WIDTH) & inside
             at = ((image * HEIGHT + i) * WIDTH + j).to(tl.int64) * INPUTS
-            part = tl.load(x + at[:, None] + channel[None, :], mask=there[:, None] & known[None, :], other=0.0)
+            part = tl.load(x + at[:, None] + channel[None, :], mask=in_image[:, None] & valid_in[None, :], other=0.0)
             taps = weight + (r * SIZE + s) * INPUTS * OUTPUTS
             kernel = tl.load(
-                taps + channel[:, None] * OUTPUTS + made[None, :], mask=known[:, None] & wanted[None, :], other=0.0
+                taps + channel[:, None] * OUTPUTS + out_channel[None, :],
+                mask=valid_in[:, None] & valid_out[None, :],
+                other=0.0,
             )
             total = tl.dot(part, kernel, total)
-    place = pixel.to(tl.int64)[:, None] * OUTPUTS + made[None, :]
-    valid = inside[:, None] & wanted[None, :]
+    place = pixel.to(tl.int64)[:, None] * OUTPUTS + out_channel[None, :]
+    valid = inside[:, None] & valid_out[None, :]
     if HAS_BIAS:
-        total += tl.load(bias + made, mask=wanted, other=0.0)[None, :]
+        total += tl.load(bias + out_channel, mask=valid_out, other=0.0)[None, :]
     if HAS_ADD:
         total += tl.load(add + place, mask=valid, other=0.0).to(tl.float32)
     if HAS_MASK:
         total = tl.where(tl.load(mask + place, mask=valid, other=0.0) > 0, total, 0.0)
     if RELU:
-        total = tl.where(total < 0, 0.0, total)  # NaN stays what it is
-    if HELD:
+        total = tl.where(total < 0, 0.0, total)  # NaN stays NaN
+    if CLAMPED:
         total = tl.where(total > LARGEST, LARGEST, tl.where(total < -LARGEST, -LARGEST, total))
     tl.store(out + place, total.to(out.dtype.element_ty), mask=valid)
 
@@ -103,30 +105,30 @@ def convolve(
     back_to: tuple[int, int] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`fusing.plain_convolve` in one kernel; activations too large for float16 are held at its largest number."""
-    read, made = taps.shape[1:]
+    """`fuse.plain_convolve` in one kernel; activations too large for float16 are clamped to its largest number."""
+    inputs, outputs = taps.shape[1:]
     height, width = x.shape[2:]
     shape = back_to or (-(-height // stride), -(-width // stride))
     out = torch.empty(
-        (len(x), made, *shape), dtype=dtype or x.dtype, device=x.device, memory_format=torch.channels_last
+        (len(x), outputs, *shape), dtype=dtype or x.dtype, device=x.device, memory_format=torch.channels_last
     )
     pixels = len(x) * shape[0] * shape[1]
     if not pixels:
         return out
     with torch.cuda.device_of(x):
-        _taps[(triton.cdiv(pixels, BLOCK),)](
-            _pixel_by_pixel(x),
+        _convolve_kernel[(triton.cdiv(pixels, BLOCK),)](
+            _channels_last(x),
             taps,
             x if bias is None else bias,
-            x if add is None else _pixel_by_pixel(add),
-            x if mask is None else _pixel_by_pixel(mask),
+            x if add is None else _channels_last(add),
+            x if mask is None else _channels_last(mask),
             out,
             pixels,
             height,
             width,
             *shape,
-            read,
-            made,
+            inputs,
+            outputs,
             math.isqrt(len(taps)),
             stride,
             back_to is not None,
@@ -137,12 +139,12 @@ def convolve(
             out.dtype == torch.float16,
             LARGEST,
             BLOCK,
-            max(16, triton.next_power_of_2(read)),
-            max(16, triton.next_power_of_2(made)),
+            max(16, triton.next_power_of_2(inputs)),
+            max(16, triton.next_power_of_2(outputs)),
             num_warps=WARPS,
         )
     return out
 
 
-def _pixel_by_pixel(x: Tensor) -> Tensor:
+def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)

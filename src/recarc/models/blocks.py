@@ -5,8 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recarc.errors import unknown
-
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
@@ -19,8 +17,8 @@ def conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
 class PadShortcut(nn.Module):
     """Option A of He et al. (2016), Section 4.2: subsample, and fill the new channels with zeros.
 
-    The paper leaves open where the zeros go. Here half of them go before and half after, as in the
-    widespread CIFAR checkpoints.
+    The paper does not say where the zeros go. Here half of them go before and half after, as in the widespread CIFAR
+    checkpoints.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -80,12 +78,7 @@ def global_average(x: Tensor) -> Tensor:
 def init_convolutions(net: nn.Module) -> None:
     """He et al. (2015): normal with variance 2 / fan_out."""
     for module in net.modules():
-        if isinstance(module, nn.Conv2d) and not module.weight.is_meta:  # nothing to fill there, and slow
+        if isinstance(module, nn.Conv2d) and not module.weight.is_meta:  # holds no values
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-
-
-def check_choice(kind: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise unknown(kind, value, known)

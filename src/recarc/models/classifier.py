@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from recarc.errors import InputError
-from recarc.models.spec import ModelSpec
+from recarc.models.registry import ModelSpec
 
 
 class Normalize(nn.Module):
-    """(x - mean) / std per channel. Knows the shape it expects, because broadcasting would hide a wrong one.
+    """(x - mean) / std per channel. It checks the shape of its input, because broadcasting would hide a wrong one.
 
-    The constants belong to the description of the model (JSON), not to its weights: the buffers follow
-    device and dtype but stay out of the state dict.
+    The constants belong to the description of the model (JSON), not to its weights: the buffers follow device and
+    dtype but are not in the state dict.
     """
 
     mean: Tensor
@@ -34,7 +34,7 @@ class Normalize(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Images in [0, 1] (B, C, H, W) -> logits (B, classes). `spec` says how it was built."""
+    """Images in [0, 1] (B, C, H, W) -> logits (B, classes). `spec` tells how to rebuild it."""
 
     spec: ModelSpec | None
 

@@ -1,27 +1,69 @@
-"""Ensemble folders: `ensemble.json` and one weights file a member, written as a whole or not at all."""
+"""Ensemble folders: `ensemble.json` and one weights file per member, saved completely or not at all.
+
+People edit `ensemble.json`, so every field is checked. Each weights file is read and hashed once.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from recarc import __version__
 from recarc.atomic import replacing, write_through
 from recarc.errors import InputError
-from recarc.models.factories import make_member, spec_of, unwrapped
-from recarc.models.manifest import FILE, Manifest, MemberFile, read_manifest
-from recarc.models.registry import build_spec
-from recarc.models.spec import FactorySpec, ModelSpec, Spec
-from recarc.models.weights import check_fit, dump_state, load_state, parse_state, read_bytes
+from recarc.models.registry import FactorySpec, ModelSpec, Spec, build_member, build_spec, spec_of
+from recarc.models.weights import SUFFIXES, check_fit, dump_state, load_state, parse_state, read_bytes, unwrapped
 from recarc.runtime import device_named
 from recarc.zoo import resolved
 
 if TYPE_CHECKING:
     from recarc.ensemble import RandomizedEnsemble
+
+FILE = "ensemble.json"
+FORMAT = "recarc-ensemble"
+VERSION = 1
+_SHA = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class MemberFile:
+    """One member: how to rebuild it, the name of its weights file in the folder, and that file's SHA-256."""
+
+    spec: Spec
+    weights: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The contents of `ensemble.json`. `made_by` is free-form provenance: commands, seeds, sources."""
+
+    members: tuple[MemberFile, ...]
+    alpha: tuple[float, ...]
+    made_by: Mapping[str, Any] = field(default_factory=dict)
+
+    def dumps(self) -> str:
+        """As JSON. Floats are written with the fewest decimals that read back as exactly the same number."""
+        document = {
+            "format": FORMAT,
+            "format_version": VERSION,
+            "recarc_version": __version__,
+            "alpha": list(self.alpha),
+            "members": [{**vars(m.spec), "weights": m.weights, "sha256": m.sha256} for m in self.members],
+            "made_by": dict(self.made_by),
+        }
+        try:
+            return json.dumps(document, indent=2, allow_nan=False) + "\n"
+        except (TypeError, ValueError) as error:
+            raise InputError(f"made_by, options and kwargs must be plain JSON values: {error}") from None
 
 
 def save_ensemble(
@@ -31,57 +73,68 @@ def save_ensemble(
     made_by: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Writes an ensemble folder and returns its path.
+    """Write an ensemble folder and return its path.
 
-    The folder is written under a temporary name beside `path` and renamed, so that a crash or a full disk
-    leaves nothing half-written. A folder that has anything in it is refused; with `overwrite=True` an
-    older ensemble folder (and nothing else) is replaced.
+    The folder is written under a temporary name and renamed, so a crash or a full disk leaves nothing half-written.
+    A folder that is not empty is refused; with `overwrite=True` an older ensemble folder (and nothing else) is
+    replaced.
     """
     target = Path(path)
     check_target(target, overwrite)
-    specs = [spec_of(member, i) for i, member in enumerate(ensemble.members)]
+    specs = [check_member(member, f"member {i}") for i, member in enumerate(ensemble.members)]
     check_classes(specs)
-    modules = [unwrapped(member) for member in ensemble.members if isinstance(member, nn.Module)]
-    for i, (module, spec) in enumerate(zip(modules, specs)):
-        check_fit(_expected(spec), module.state_dict(), f"member {i}", f"its own description ({_name(spec)})")
     files, members = {}, []
-    for i, (module, spec) in enumerate(zip(modules, specs)):
+    for i, (member, spec) in enumerate(zip(ensemble.members, specs)):
         name = f"member_{i}.safetensors"
-        files[name], sha256 = dump_state(module)
+        files[name], sha256 = dump_state(unwrapped(member))
         members.append(MemberFile(spec, name, sha256))
     alpha = tuple(float(a) for a in ensemble.alpha)
     files[FILE] = Manifest(tuple(members), alpha, dict(made_by or {})).dumps().encode()
-    _write_folder(target, files)
+    try:
+        with replacing(target) as part:
+            part.mkdir()
+            for name, data in files.items():
+                write_through(part / name, data)
+    except OSError as error:
+        raise InputError(f"cannot write {target}: {error.strerror or error}; nothing was saved") from None
     return target
 
 
 def load_ensemble(
     path: str | Path, device: str | torch.device = "cpu", *, allow_factories: bool = False
 ) -> RandomizedEnsemble:
-    """The ensemble in a folder (or `zoo:NAME`), in evaluation mode on `device`. Every file is checked first.
+    """Load the ensemble in a folder (or `zoo:NAME`) in evaluation mode on `device`, checking every file first.
 
-    A folder can name a factory (`module:function`) for a member. Loading such a member imports and runs
-    that code, so it happens only with `allow_factories=True`; weights files never run code.
+    A folder can name a factory (`module:function`) for a member. Loading such a member imports and runs that code,
+    which requires `allow_factories=True`; weights files never run code.
     """
     from recarc.ensemble import RandomizedEnsemble
 
     folder, where = resolved(path), device_named(device)
     manifest = read_manifest(folder)
     check_classes([member.spec for member in manifest.members])
-    if not allow_factories:
-        _refuse_factories(folder, manifest)
+    for i, member in enumerate(manifest.members):
+        if isinstance(member.spec, FactorySpec) and not allow_factories:
+            raise InputError(
+                f"member {i} of {folder} is made by the code {member.spec.factory!r}, and loading it would import and "
+                "run that code: if you trust it, load with allow_factories=True (--trust-code on the command line)"
+            )
     members = [_load_member(folder, i, entry).to(where).eval() for i, entry in enumerate(manifest.members)]
     try:
-        ensemble = RandomizedEnsemble(members, list(manifest.alpha))
+        return RandomizedEnsemble(members, list(manifest.alpha))
     except InputError as error:
         raise InputError(f"{folder / FILE}: {error}") from None
-    if abs(sum(manifest.alpha) - 1) < 1e-12:  # saved by us: back to the last bit, not normalised a second time
-        ensemble.alpha = torch.tensor(manifest.alpha, dtype=torch.float64)
-    return ensemble
+
+
+def check_member(member: object, name: str) -> Spec:
+    """The description of a member, after checking that the described model has the weights of this one."""
+    spec = spec_of(member, name)
+    check_fit(_expected(spec), unwrapped(member).state_dict(), name, f"its own description ({spec.label})")
+    return spec
 
 
 def check_target(target: Path, overwrite: bool) -> None:
-    """Refuses a target that would cost somebody their files."""
+    """Refuse a target that would cost somebody their files."""
     if not target.name:
         raise InputError(f"{str(target)!r} cannot be an ensemble folder: give it a name")
     if not os.path.lexists(target):
@@ -111,22 +164,9 @@ def check_classes(specs: Sequence[Spec]) -> None:
 def _expected(spec: Spec) -> dict[str, torch.Tensor]:
     """The names and shapes of the weights of the model that `spec` builds."""
     if isinstance(spec, FactorySpec):
-        return make_member(spec).state_dict()
+        return build_member(spec).state_dict()
     with torch.device("meta"):  # takes no memory, whatever sizes the description asks for
         return build_spec(spec).state_dict()
-
-
-def _name(spec: Spec) -> str:
-    return spec.architecture if isinstance(spec, ModelSpec) else spec.factory
-
-
-def _refuse_factories(folder: Path, manifest: Manifest) -> None:
-    for i, member in enumerate(manifest.members):
-        if isinstance(member.spec, FactorySpec):
-            raise InputError(
-                f"member {i} of {folder} is made by the code {member.spec.factory!r}, and loading it would import and "
-                "run that code: where you trust it, load with allow_factories=True (--trust-code on the command line)"
-            )
 
 
 def _load_member(folder: Path, index: int, entry: MemberFile) -> nn.Module:
@@ -139,19 +179,105 @@ def _load_member(folder: Path, index: int, entry: MemberFile) -> nn.Module:
     state = parse_state(data, path)
     try:
         if isinstance(entry.spec, ModelSpec):
-            check_fit(_expected(entry.spec), state, entry.weights, entry.spec.architecture)
-        model = make_member(entry.spec)
-        load_state(model, state, entry.weights, _name(entry.spec))
+            check_fit(_expected(entry.spec), state, entry.weights, entry.spec.label)
+        model = build_member(entry.spec)
+        load_state(model, state, entry.weights, entry.spec.label)
     except InputError as error:
         raise InputError(f"member {index} of {folder}: {error}") from None
     return model
 
 
-def _write_folder(target: Path, files: Mapping[str, bytes]) -> None:
+# Reading ensemble.json ------------------------------------------------------------------------------------
+
+
+def read_manifest(folder: str | Path) -> Manifest:
+    """The description of an ensemble folder (or `zoo:NAME`), without its weights."""
+    folder = resolved(folder)
+    path = folder / FILE
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not an ensemble folder: expected a folder that contains {FILE}")
     try:
-        with replacing(target) as part:
-            part.mkdir()
-            for name, data in files.items():
-                write_through(part / name, data)
+        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
+    except FileNotFoundError:
+        raise InputError(f"{folder} is not an ensemble folder: it has no {FILE}") from None
     except OSError as error:
-        raise InputError(f"cannot write {target}: {error.strerror or error}; nothing was saved") from None
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid JSON: {error}") from None
+    try:
+        return _manifest(document)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _manifest(document: Any) -> Manifest:
+    document = _expect(document, "the document", dict, "a JSON object")
+    if document.get("format") != FORMAT:
+        raise InputError(f"format is {document.get('format')!r}, expected {FORMAT!r}")
+    version = document.get("format_version")
+    if isinstance(version, int) and version > VERSION:
+        raise InputError(f"format_version {version} is newer than this recarc reads ({VERSION}): upgrade recarc")
+    if version != VERSION or isinstance(version, bool):
+        raise InputError(f"format_version is {version!r}, expected {VERSION}")
+    _check_keys(document, {"format", "format_version", "recarc_version", "alpha", "members", "made_by"}, "the document")
+    entries = _expect(document.get("members"), "members", list, "a list")
+    if not entries:
+        raise InputError("members is empty: an ensemble needs at least one")
+    members = []
+    for index, entry in enumerate(entries):
+        try:
+            members.append(_member(_expect(entry, "it", dict, "a JSON object")))
+        except InputError as error:
+            raise InputError(f"member {index}: {error}") from None
+    return Manifest(
+        members=tuple(members),
+        alpha=_alpha(document.get("alpha"), len(members)),
+        made_by=_expect(document.get("made_by", {}), "made_by", dict, "a JSON object"),
+    )
+
+
+def _member(entry: dict[str, Any]) -> MemberFile:
+    if ("architecture" in entry) == ("factory" in entry):
+        raise InputError("it needs exactly one of 'architecture' and 'factory'")
+    kind = FactorySpec if "factory" in entry else ModelSpec
+    known = {part.name for part in fields(kind)}
+    _check_keys(entry, known | {"weights", "sha256"}, "it")
+    weights, sha256 = entry.get("weights"), entry.get("sha256")
+    if not isinstance(weights, str) or weights in ("", ".", "..") or set(weights) & set("/\\:\0"):
+        raise InputError(f"weights must name a file inside the folder, got {weights!r}")
+    if not weights.endswith(SUFFIXES):
+        raise InputError(f"weights {weights!r} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+    if not isinstance(sha256, str) or not _SHA.fullmatch(sha256):
+        raise InputError(f"sha256 must be the 64 hexadecimal digits that `sha256sum {weights}` prints, got {sha256!r}")
+    given = {key: entry[key] for key in known if entry.get(key) is not None}  # null stands for the default
+    if kind is ModelSpec:
+        _expect(given.get("architecture"), "architecture", str, "a name")
+        _expect(given.get("options", {}), "options", dict, "a JSON object")
+        if "classes" not in given:
+            raise InputError("classes is missing")
+    return MemberFile(kind(**given), weights, sha256)
+
+
+def _alpha(value: Any, count: int) -> tuple[float, ...]:
+    numbers = _expect(value, "alpha", list, "a list of probabilities")
+    if not all(isinstance(a, int | float) and not isinstance(a, bool) and abs(a) < 1e9 for a in numbers):
+        raise InputError(f"alpha must be a list of numbers, got {numbers}")
+    if len(numbers) != count:
+        raise InputError(f"alpha has {len(numbers)} values for {count} members")
+    return tuple(float(a) for a in numbers)
+
+
+def _expect(value: Any, name: str, kind: type, words: str) -> Any:
+    if not isinstance(value, kind):
+        raise InputError(f"{name} must be {words}, got {value!r:.80}")
+    return value
+
+
+def _check_keys(entry: dict[str, Any], known: set[str], name: str) -> None:
+    for key in entry:
+        if key not in known:
+            raise InputError(f"{name} has the unknown key {key!r}; known: {', '.join(sorted(known))}")
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")

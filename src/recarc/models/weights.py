@@ -1,4 +1,4 @@
-"""Weights in and out. Files are data here: nothing in them is ever executed."""
+"""Weights: reading, checking and writing state dicts. Nothing in a file is ever executed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN = 8
 
 
 def read_bytes(path: Path) -> tuple[bytes, str]:
-    """The contents of a file and their SHA-256. Hashed and parsed from one reading, so both are the same bytes."""
+    """The contents of a file and their SHA-256; the caller parses the very bytes that were hashed."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -35,7 +35,7 @@ def read_bytes(path: Path) -> tuple[bytes, str]:
 
 
 def parse(data: bytes, path: Path) -> Any:
-    """What a weights file holds: tensors in plain containers. A pickle that wants more is refused unexecuted."""
+    """The contents of a weights file: tensors in plain containers. A pickle that needs more is refused unexecuted."""
     if path.suffix == ".safetensors":
         try:
             return safetensors.torch.load(data)
@@ -43,17 +43,17 @@ def parse(data: bytes, path: Path) -> Any:
             raise InputError(f"{path} is not a readable safetensors file: {first_line(error)}") from None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickle protocols: whether it can be read is said below
+            warnings.simplefilter("ignore")  # about pickle protocols; an unreadable file is an error below
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises whatever a broken file provokes
         refused = _REFUSED.search(str(error))
         if refused:
             raise InputError(
                 f"{path} is a pickle that asks for {refused[1]!r}; it was refused and nothing in it was executed, "
-                "because only tensors in plain containers are loaded: where you trust the file, load it yourself "
-                "and save model.state_dict() with torch.save"
+                "because only tensors in plain containers are loaded: if you trust the file, load it yourself and "
+                "save model.state_dict() with torch.save"
             ) from None
-        # What torch says of a bad pickle includes the advice to load it without care: not passed on.
+        # torch advises to load a bad pickle without the protection; that advice is not passed on.
         reason = "not a pickle of tensors" if isinstance(error, pickle.UnpicklingError) else first_line(error)
         raise InputError(
             f"{path} cannot be read as a file of tensors (corrupt, truncated or of another kind): {reason}"
@@ -74,14 +74,14 @@ def is_state(value: object) -> bool:
     return all(isinstance(key, str) and isinstance(item, Tensor) for key, item in value.items())
 
 
-def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """Every way in which a state dict does not fit, in words."""
-    wrong = [f"missing {key!r}" for key in expected if key not in found]
-    wrong += [f"unexpected {key!r}" for key in sorted(found) if key not in expected]
+def differences(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
+    """Every way in which a state dict does not fit."""
+    wrong = [f"missing {key!r}" for key in expected if key not in state]
+    wrong += [f"unexpected {key!r}" for key in sorted(state) if key not in expected]
     for key in expected:
-        if key not in found:
+        if key not in state:
             continue
-        want, have = expected[key], found[key]
+        want, have = expected[key], state[key]
         if want.shape != have.shape:
             wrong.append(f"{key!r} has shape {tuple(have.shape)}, expected {tuple(want.shape)}")
         elif want.is_floating_point() != have.is_floating_point():
@@ -89,22 +89,35 @@ def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> 
     return wrong
 
 
-def check_fit(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], found_in: str, model: str) -> None:
-    wrong = differences(expected, found)
+def check_fit(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], source: str, model: str) -> None:
+    wrong = differences(expected, state)
     if wrong:
         more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        raise InputError(f"{found_in} does not fit {model}: {'; '.join(wrong[:_SHOWN])}{more}")
+        raise InputError(f"{source} does not fit {model}: {'; '.join(wrong[:_SHOWN])}{more}")
 
 
-def load_state(model: nn.Module, state: State, found_in: str, name: str) -> None:
-    """Copies the weights into the model after checking every key and shape; the model takes their dtype."""
-    check_fit(model.state_dict(), state, found_in, name)
+def load_state(model: nn.Module, state: State, source: str, name: str) -> None:
+    """Copy the weights into the model after checking every key and shape; the model takes on their dtype."""
+    check_fit(model.state_dict(), state, source, name)
     dtypes = {value.dtype for value in state.values() if value.is_floating_point()}
     if len(dtypes) == 1:
         model.to(dtypes.pop())
         model.load_state_dict(state)
     else:  # mixed precision: each tensor keeps its own
         model.load_state_dict({key: value.clone() for key, value in state.items()}, assign=True)
+
+
+def unwrapped(member: object) -> nn.Module:
+    """The model inside torch.compile, DataParallel or DistributedDataParallel."""
+    while isinstance(member, nn.Module):
+        inner = getattr(member, "_orig_mod", None)
+        if isinstance(inner, nn.Module):
+            member = inner
+        elif isinstance(member, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            member = member.module
+        else:
+            return member
+    raise InputError(f"a {type(member).__name__} has no weights to save: expected a torch.nn.Module")
 
 
 def dump_state(model: nn.Module) -> tuple[bytes, str]:

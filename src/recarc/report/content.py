@@ -1,4 +1,4 @@
-"""What a report says, before it is drawn: the verdict, the table, curves, members, who won, pictures."""
+"""What a report says, before anything is drawn: the verdict, the attacks, curves, members and pictures."""
 
 from __future__ import annotations
 
@@ -9,37 +9,30 @@ from pathlib import Path
 import numpy as np
 
 from recarc.errors import InputError
-from recarc.evaluation.fingerprint import Json
+from recarc.evaluation.fingerprint import eps_text
 from recarc.evaluation.result import Estimate, estimate
 from recarc.evaluation.verdict import Verdict
-from recarc.evaluation.wording import eps_text
-from recarc.report.curves import BEST, ROLES, STAGES, Curve, best_member, curves
-from recarc.report.gallery import Data, Gallery, gallery
+from recarc.report.curves import Curve, best_member, curves
+from recarc.report.gallery import Data, Example, pictures
+from recarc.report.labels import ATTACK_OF_STAGE, BEST_MEMBER, DESCRIPTIONS, STAGE_LABELS, numbered, position, role
 from recarc.report.rescoring import Rescoring, rescoring
-from recarc.report.runs import Run, place
+from recarc.report.runs import Run
 
 TITLE = "How robust is this randomized ensemble, really?"
-STAGE_TITLES = {
-    "clean": "no attack needed",
-    "adaptive_pgd": "AdaptivePGD",
-    "arc": "ARC",
-    "members": "AutoPGD on a member",
-    "corrected_arc": "ARC, corrected",
-    "climb": "Climb",
-    "restarts": "Climb, restarted",
-    "none": "nothing moved it",
-}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the comparison. `above`: points above the lowest figure of an attack, how much it flatters."""
+    """One line of the comparison; `above`: points above the strongest attack, by which this one overestimates."""
 
     name: str
-    role: str
-    says: str
+    description: str
     estimate: Estimate
     above: float | None = None
+
+    @property
+    def role(self) -> str:
+        return role(self.name)
 
 
 @dataclass(frozen=True)
@@ -47,7 +40,7 @@ class MemberRow:
     index: int
     alpha: float
     clean: float
-    alone: float | None
+    alone: float | None  # None: not attacked alone
     attacked: float
 
 
@@ -70,7 +63,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Section:
-    """A section that the caller adds: trusted SVG elements, and text that is escaped as any other."""
+    """A section that the caller adds: trusted SVG elements, and text that is escaped like any other."""
 
     title: str
     text: str
@@ -82,34 +75,27 @@ class Report:
     title: str
     runs: list[Run]
     main: Run
+    comparable: list[Run]  # the runs on the main run's problem, from the weakest attack to the strongest
     verdict: Verdict | None
     rows: list[Row]
     members: list[MemberRow]
     matrices: list[Matrix]
-    decided: list[Bar]  # by the stages of the main run
-    reached: list[Bar]  # samples on which an attack alone reaches the worst that any of them found
+    decided: list[Bar]  # samples that each stage of the main run decided
+    reached: list[Bar]  # samples on which an attack alone is as strong as all of them together
     curves: list[Curve]
     rescoring: Rescoring | None
-    gallery: Gallery | None
-    sections: list[Section] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    commands: list[str] = field(default_factory=list)  # that repeat it
-
-    @property
-    def same(self) -> list[Run]:
-        """The runs on the main run's problem."""
-        return sorted((r for r in self.runs if r.problem == self.main.problem), key=lambda run: place(run.title))
+    pictures: list[Example]
+    sections: list[Section]
+    notes: list[str]
+    commands: list[str]  # that repeat the runs
 
     @property
     def facts(self) -> list[tuple[str, str]]:
         """What was evaluated, in four phrases."""
-        told = self.main.configuration
-        data, ball = told.get("data") or {}, told.get("ball") or {}
-        eps = self.main.eps
-        count = len(self.main.evaluation)
+        data, ball, eps = self.main.data, self.main.ball, self.main.eps
         split = f" {data['split']}" if data.get("split") else ""
         return [
-            ("data", f"{data.get('name', 'unknown')}{split}, {count:,} samples"),
+            ("data", f"{data.get('name', 'unknown')}{split}, {len(self.main.evaluation):,} samples"),
             ("ball", f"{ball.get('norm', '')} eps {eps_text(eps) if eps is not None else 'per sample'}"),
             ("members", str(len(self.main.alpha))),
             ("alpha", " / ".join(f"{a:.3g}" for a in self.main.alpha)),
@@ -122,101 +108,74 @@ def build_report(
     data_dir: str | Path | None = None,
     sections: Sequence[Section] = (),
     ensemble: str = "ENSEMBLE",
-    command: str = "",
     data: Data | None = None,
 ) -> Report:
-    """Puts the runs of one ensemble together. The verdict is that of the largest run with a floor.
+    """Combine the runs of one ensemble. The verdict is that of the largest run with a floor.
 
-    `ensemble` is its folder, for the commands that repeat the runs; `command` the one that made them all, if one did.
-    `data` is what was attacked, for the pictures: by default the data set of that name, and needed for tensors (x, y).
+    `ensemble` is its folder, for the lines that repeat runs started from Python. `data` is what was attacked, for the
+    pictures: by default the data set that the runs name; pass tensors (x, y) if those were attacked.
     """
     if not runs:
         raise InputError("a report needs at least one run")
-    runs = list(runs)
     main = _main(runs)
-    same = sorted((run for run in runs if run.problem == main.problem), key=lambda run: place(run.title))
-    pictures, note = gallery(same, data_dir, data)
-    notes = [note] if note else []
+    comparable = sorted((run for run in runs if run.problem == main.problem), key=lambda run: position(run.label))
+    examples, why_none = pictures(comparable, data_dir, data)
+    unfinished = [run for run in runs if not run.evaluation.complete]
+    notes = [why_none] if why_none else []
     notes += [
         f"{r.name} is not finished: {len(r.evaluation)} of {r.evaluation.expected_samples} samples so far"
-        for r in runs
-        if not r.evaluation.complete
+        for r in unfinished
     ]
-    notes += dict.fromkeys(f"{r.title}: {text}" for r in same for text in r.evaluation.warnings)
-    rows = _rows(main, same)
+    notes += dict.fromkeys(f"{run.label}: {text}" for run in comparable for text in run.evaluation.warnings)
+    commands = dict.fromkeys(run.command(ensemble) for run in comparable)
     return Report(
         title=title or TITLE,
-        runs=runs,
+        runs=list(runs),
         main=main,
+        comparable=comparable,
         verdict=Verdict.of(main.evaluation) if main.evaluation.alone is not None else None,
-        rows=rows,
+        rows=_rows(main, comparable),
         members=_members(main),
-        matrices=[matrix for run in same if (matrix := _matrix(run)) is not None],
+        matrices=[matrix for run in comparable if (matrix := _matrix(run)) is not None],
         decided=_decided(main),
-        reached=_reached(same),
+        reached=_reached(comparable),
         curves=curves(runs),
-        rescoring=rescoring(main, runs, ROLES),
-        gallery=pictures,
+        rescoring=rescoring(main, runs),
+        pictures=examples,
         sections=list(sections),
         notes=notes,
-        commands=[c for c in (command, *(run.command(ensemble) for run in same)) if c],
+        commands=[command for command in commands if command],
     )
 
 
-def _main(runs: list[Run]) -> Run:
-    """With a floor before without, then the most samples, then what most runs are about (where sweeps meet)."""
+def _main(runs: Sequence[Run]) -> Run:
+    """A run with a floor first, then the most samples, then the problem of most runs (where sweeps meet)."""
     problems = [run.problem for run in runs]
     return max(
         runs, key=lambda run: (run.evaluation.alone is not None, len(run.evaluation), problems.count(run.problem))
     )
 
 
-def _rows(main: Run, same: list[Run]) -> list[Row]:
+def _rows(main: Run, comparable: list[Run]) -> list[Row]:
     evaluation = main.evaluation
-    attacks: dict[str, tuple[Estimate, str]] = {}
-    for run in same:
-        attacks[_unique(run.title, attacks)] = (run.evaluation.robust, SAYS.get(run.title, "an attack"))
-    for stage, title in STAGES.items():
-        if title not in attacks and stage in evaluation.stages:
-            attacks[title] = (evaluation.stage_accuracies[stage], SAYS[title])
-    lowest = min(found.value for found, _ in attacks.values())
-    names = sorted(attacks, key=place)
-    rows = [Row("Clean", "clean", "no attack", evaluation.clean)]
+    attacks = numbered((run.label, run.evaluation.robust) for run in comparable)
+    descriptions = numbered((run.label, DESCRIPTIONS.get(run.label, "an attack")) for run in comparable)
+    for stage, label in ATTACK_OF_STAGE.items():
+        if stage in evaluation.stages:
+            attacks.setdefault(label, evaluation.stage_accuracies[stage])
+            descriptions.setdefault(label, DESCRIPTIONS[label])
+    strongest = min(figure.value for figure in attacks.values())
+    rows = [Row("Clean", "no attack", evaluation.clean)]
     if evaluation.alone is not None:
-        best, found = best_member(main)
-        rows.append(Row(BEST, "best", f"alpha = 1 on member {best + 1}", found))
-    for name in names:
-        found, says = attacks[name]
-        rows.append(Row(name, ROLES.get(name, "other"), says, found, 100 * (found.value - lowest)))
+        best, figure = best_member(main)
+        rows.append(Row(BEST_MEMBER, f"alpha = 1 on member {best + 1}", figure))
+    rows += [
+        Row(name, descriptions[name], attacks[name], 100 * (attacks[name].value - strongest))
+        for name in sorted(attacks, key=position)
+    ]
     if evaluation.floor_scores is not None:
-        says = "as far as attacks on each member can tell"
-        rows.append(Row("Floor", "floor", says, estimate(evaluation.floor_scores)))
+        rows.append(Row("Floor", "as far as attacks on single members can tell", estimate(evaluation.floor_scores)))
     return rows
-
-
-SAYS = {
-    "PGD": "on one member, drawn at random",
-    "AdaptivePGD": "the usual test: expected loss",
-    "ARC": "the paper's: member by member",
-    "Tight": "stage after stage towards the floor",
-    "ARC, corrected": "ARC with the distance that its proof needs",
-    "AutoPGD": "PGD that chooses its own step",
-    "Climb": "adds one fooled member after another",
-}
-
-
-def _unique(name: str, taken: Json) -> str:
-    number = 2
-    unique = name
-    while unique in taken:
-        unique, number = f"{name} ({number})", number + 1
-    return unique
-
-
-def file_names(kind: str, things: Sequence[str]) -> list[str]:
-    """A file name for each thing of a kind, numbered by place where several would share one."""
-    names = [f"{kind}_{thing}" if thing else kind for thing in things]
-    return [name if names.count(name) == 1 else f"{name}_{k}" for k, name in enumerate(names, 1)]
 
 
 def _members(main: Run) -> list[MemberRow]:
@@ -238,38 +197,35 @@ def _matrix(run: Run) -> Matrix | None:
     cross = run.evaluation.cross_robustness
     if cross is None or run.attack.get("class") != "RandomAttacker":
         return None
-    order = sorted(range(len(run.alpha)), key=lambda i: -run.alpha[i])  # as the attacker visits them
+    order = sorted(range(len(run.alpha)), key=lambda i: -run.alpha[i])  # in which the attacker visits the members
     columns = [i for i in order if run.alpha[i] > 0]
     by_member = np.argsort(columns)
-    return Matrix(run.title, cross[:, by_member].tolist(), [columns[k] for k in by_member])
+    return Matrix(run.label, cross[:, by_member].tolist(), [columns[k] for k in by_member])
 
 
 def _decided(main: Run) -> list[Bar]:
     counts = main.evaluation.to_json()["decided_by"]
     total = max(1, len(main.evaluation))
+    colour = {stage: role(label) for stage, label in ATTACK_OF_STAGE.items()}
     return [
-        Bar(STAGE_TITLES.get(name, name), ROLES.get(STAGES.get(name, ""), "tight"), n, n / total)
-        for name, n in counts.items()
-        if n
+        Bar(STAGE_LABELS.get(stage, stage), colour.get(stage, "tight"), count, count / total)
+        for stage, count in counts.items()
+        if count
     ]
 
 
-def _reached(same: list[Run]) -> list[Bar]:
-    """Only over runs on the very same samples."""
-    index = same[0].evaluation.records.index
-    scores: dict[str, np.ndarray] = {}
-    # An attacker that draws, too, has no single input to compare.
-    alike = [r.evaluation for r in same if len(r.evaluation.weights) == 1]
-    alike = [e for e in alike if np.array_equal(e.records.index, index)]
-    for run in same:
-        if any(run.evaluation is evaluation for evaluation in alike):
-            scores[_unique(run.title, scores)] = run.evaluation.robust_scores
-    for evaluation in alike:
-        for stage, title in STAGES.items():
-            if stage in evaluation.stages and title not in scores:
-                scores[title] = evaluation.score(evaluation.stages[stage])
+def _reached(comparable: list[Run]) -> list[Bar]:
+    """Over the runs on the very same samples; an attacker that draws its input has no single one to compare."""
+    index = comparable[0].evaluation.records.index
+    runs = [run for run in comparable if len(run.evaluation.weights) == 1]
+    runs = [run for run in runs if np.array_equal(run.evaluation.records.index, index)]
+    scores = numbered((run.label, run.evaluation.robust_scores) for run in runs)
+    for evaluation in (run.evaluation for run in runs):
+        for stage, label in ATTACK_OF_STAGE.items():
+            if stage in evaluation.stages:
+                scores.setdefault(label, evaluation.score(evaluation.stages[stage]))
     if len(scores) < 2:
         return []
     worst = np.min(np.stack(list(scores.values())), axis=0)
-    hits = {name: int((scores[name] <= worst).sum()) for name in sorted(scores, key=place)}
-    return [Bar(name, ROLES.get(name, "other"), n, n / len(worst)) for name, n in hits.items()]
+    hits = {name: int((scores[name] <= worst).sum()) for name in sorted(scores, key=position)}
+    return [Bar(name, role(name), count, count / len(worst)) for name, count in hits.items()]

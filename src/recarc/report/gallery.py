@@ -1,4 +1,4 @@
-"""Pictures: clean image, perturbation (scaled) and adversarial image, with every member's answer before and after."""
+"""Pictures: the clean image, the scaled perturbation and the adversarial image, with every member's answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recarc.report.runs import Run
 
 Data = Any  # an image set, or a pair of tensors (x, y)
 EXAMPLES = 6
-LARGEST = 112  # pixels of an embedded picture's longer side
+LARGEST = 112  # pixels on the longer side of an embedded picture
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Shot:
+class Outcome:
     """What one attack did to one image."""
 
     attack: str
@@ -47,71 +47,61 @@ class Example:
     label: str
     clean: np.ndarray
     answers: list[Answer]
-    score: float
-    shots: list[Shot]
+    outcomes: list[Outcome]
 
 
-@dataclass(frozen=True)
-class Gallery:
-    examples: list[Example]
-    norm: str
-
-
-def gallery(
-    same: Sequence[Run], data_dir: str | Path | None = None, data: Data | None = None
-) -> tuple[Gallery | None, str]:
-    """The most telling samples of the runs that kept their inputs; or None and why."""
-    kept = [run for run in same if run.configuration.get("save_inputs") and run.evaluation.path is not None]
-    kept = [run for run in kept if len(run.evaluation.weights) == 1 and run.evaluation.complete]
-    if not kept:
-        return None, "no pictures: none of these runs kept its inputs (--save-inputs)"
-    rows = _telling(kept)
+def pictures(
+    comparable: Sequence[Run], data_dir: str | Path | None = None, data: Data | None = None
+) -> tuple[list[Example], str]:
+    """The most revealing samples of the runs that saved their inputs; or none of them and the reason."""
+    saved = [run for run in comparable if run.configuration.get("save_inputs") and run.evaluation.path is not None]
+    saved = [run for run in saved if len(run.evaluation.weights) == 1 and run.evaluation.complete]
+    if not saved:
+        return [], "no pictures: none of these runs saved its inputs (--save-inputs)"
+    rows = _most_revealing(saved)
     try:
-        images = _attacked(kept[0].configuration["data"], data_dir, data)
+        images = _samples(saved[0].data, data_dir, data)
         x, y = images.batch(rows)
         if x.dim() != 4 or x.shape[1] not in (1, 3):
-            raise InputError(f"inputs of shape {tuple(x.shape[1:])} are no images of 1 or 3 channels")
+            raise InputError(f"inputs of shape {tuple(x.shape[1:])} are not images of 1 or 3 channels")
     except InputError as error:
-        return None, f"no pictures: {error}"
-    classes = getattr(images, "classes", None) or _numbers(kept)
+        return [], f"no pictures: {error}"
+    classes = getattr(images, "classes", None) or _class_numbers(saved)
     clean = x.float().cpu().numpy()
-    inputs = {run.name: _inputs(run, rows) for run in kept}
+    inputs = [_inputs(run, rows) for run in saved]
     examples = []
     for k, row in enumerate(rows):
-        first = kept[0].evaluation
-        shots = [_shot(run, inputs[run.name][k], clean[k], int(row), classes) for run in kept]
-        answers = _answers(first.clean_predictions[:, row], int(y[k]), classes)
-        score = float(first.clean_scores[row])
-        examples.append(Example(int(row), classes[int(y[k])], clean[k], answers, score, shots))
-    norm = str((kept[0].configuration.get("ball") or {}).get("norm", ""))
-    return Gallery(examples, norm), ""
+        outcomes = [_outcome(run, x_adv[k], clean[k], int(row), classes) for run, x_adv in zip(saved, inputs)]
+        answers = _answers(saved[0].evaluation.clean_predictions[:, row], int(y[k]), classes)
+        examples.append(Example(int(row), classes[int(y[k])], clean[k], answers, outcomes))
+    return examples, ""
 
 
-def _attacked(told: Json, data_dir: str | Path | None, data: Data | None) -> Samples:
-    """The samples that were attacked: those given, or the data set of that name."""
+def _samples(config: Json, data_dir: str | Path | None, data: Data | None) -> Samples:
+    """The samples that were attacked: those given, or the data set that the configuration names."""
     if data is not None:
-        found = as_samples(data)
-    elif told["name"] == TensorSamples.name:
-        raise InputError("the runs are on tensors, not on a data set with a name; give them: build_report(data=(x, y))")
+        samples = as_samples(data)
+    elif config["name"] == TensorSamples.name:
+        raise InputError("the runs are on tensors, not on a named data set; pass them: build_report(data=(x, y))")
     else:
-        found = load(told["name"], told.get("split") or "test", data_dir=data_dir, limit=told["samples"])
-    if found.fingerprint != told["fingerprint"]:
-        raise InputError(f"{found.name} here is not the data that was attacked")
-    return found
+        samples = load(config["name"], config.get("split") or "test", data_dir=data_dir, limit=config["samples"])
+    if samples.fingerprint != config["fingerprint"]:
+        raise InputError(f"{samples.name} is not the data that was attacked")
+    return samples
 
 
-def _numbers(kept: Sequence[Run]) -> list[str]:
-    """Names of classes that have none."""
-    found = [a for run in kept for a in (run.evaluation.labels, run.evaluation.clean_predictions)]
-    found += [run.evaluation.adversarial_predictions for run in kept]
-    return [str(i) for i in range(1 + max(int(a.max()) for a in found))]
+def _class_numbers(saved: Sequence[Run]) -> list[str]:
+    """Stand-ins for class names, where the data has none."""
+    evaluations = [run.evaluation for run in saved]
+    seen = [a for e in evaluations for a in (e.labels, e.clean_predictions, e.adversarial_predictions)]
+    return [str(i) for i in range(1 + max(int(a.max()) for a in seen))]
 
 
-def _telling(kept: Sequence[Run]) -> np.ndarray:
-    """Samples on which the attacks differ most, one a class first; all members right on the clean image."""
-    scores = np.stack([run.evaluation.robust_scores for run in kept])
-    labels = kept[0].evaluation.labels
-    spread = scores.max(0) - scores.min(0) + 1e-3 * (1 - scores.min(0)) - 2.0 * (kept[0].evaluation.clean_scores < 1)
+def _most_revealing(saved: Sequence[Run]) -> np.ndarray:
+    """Samples on which the attacks differ most, all classes before a second of one; preferably all right when clean."""
+    scores = np.stack([run.evaluation.robust_scores for run in saved])
+    labels, clean = saved[0].evaluation.labels, saved[0].evaluation.clean_scores
+    spread = scores.max(0) - scores.min(0) + 1e-3 * (1 - scores.min(0)) - 2.0 * (clean < 1)
     order = np.argsort(-spread, kind="stable").tolist()
     first_of: dict[int, int] = {}
     for n in order:
@@ -126,22 +116,22 @@ def _inputs(run: Run, rows: np.ndarray) -> np.ndarray:
 
     assert run.evaluation.path is not None
     folder = RunFolder.open(run.evaluation.path)
-    found = []
+    inputs = []
     for row in rows:
         shard, place = divmod(int(row), folder.shard_size)
         with safe_open(folder.file(shard, "inputs.safetensors"), "np") as file:
-            found.append(file.get_slice("x_adv")[place, 0])
-    return np.stack(found)
+            inputs.append(file.get_slice("x_adv")[place, 0])
+    return np.stack(inputs)
 
 
-def _shot(run: Run, x_adv: np.ndarray, clean: np.ndarray, row: int, classes: Sequence[str]) -> Shot:
+def _outcome(run: Run, x_adv: np.ndarray, clean: np.ndarray, row: int, classes: Sequence[str]) -> Outcome:
     evaluation = run.evaluation
     delta = x_adv - clean
     largest = float(np.abs(delta).max())
     scaled = delta / largest if largest > 0 else delta
     answers = _answers(evaluation.adversarial_predictions[0, :, row], int(evaluation.labels[row]), classes)
     score, size = float(evaluation.robust_scores[row]), float(evaluation.norms[0, row])
-    return Shot(run.title, scaled, x_adv.clip(0, 1), answers, score, size)
+    return Outcome(run.label, scaled, x_adv.clip(0, 1), answers, score, size)
 
 
 def _answers(predictions: np.ndarray, label: int, classes: Sequence[str]) -> list[Answer]:
@@ -149,7 +139,7 @@ def _answers(predictions: np.ndarray, label: int, classes: Sequence[str]) -> lis
 
 
 def colours(perturbation: np.ndarray) -> np.ndarray:
-    """(3, H, W) in [0, 1]: grey is no change; of one channel, blue is darker and red is lighter."""
+    """(3, H, W) in [0, 1]: grey means unchanged; with one channel, blue is darker and red is lighter."""
     if len(perturbation) == 3:
         return 0.5 + 0.5 * perturbation
     d = perturbation[0]
@@ -159,7 +149,7 @@ def colours(perturbation: np.ndarray) -> np.ndarray:
 
 
 def data_uri(picture: np.ndarray) -> str:
-    """A PNG of (C, H, W) in [0, 1]; small ones keep their pixels, the browser enlarges them."""
+    """A PNG of (C, H, W) in [0, 1]; small images keep their pixels and the browser enlarges them."""
     from PIL import Image
 
     levels = np.moveaxis((picture.clip(0, 1) * 255).round().astype(np.uint8), 0, -1)

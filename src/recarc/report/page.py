@@ -1,4 +1,4 @@
-"""The HTML page: one file, no network, everything that comes from outside escaped."""
+"""The HTML page: a single file that needs no network; everything from outside is escaped."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from recarc.atomic import write_bytes
-from recarc.errors import InputError
-from recarc.evaluation.wording import attack_text, eps_text
+from recarc.evaluation.fingerprint import attack_text, eps_text
 from recarc.report.content import Report
+from recarc.report.files import write_files
 from recarc.report.gallery import colours, data_uri
 from recarc.report.svg import curve_svg, legend_mark, rescoring_svg
 
@@ -41,13 +40,8 @@ def render(report: Report) -> str:
 
 
 def write_page(report: Report, path: str | Path) -> Path:
-    """Writes the page as a whole or not at all."""
-    target = Path(path)
-    try:
-        write_bytes(target, render(report).encode())
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}; choose another place with --out") from None
-    return target
+    """Write the page completely or not at all."""
+    return write_files({Path(path): render(report).encode()})[0]
 
 
 def percent(fraction: float, digits: int = 1) -> str:
@@ -55,7 +49,7 @@ def percent(fraction: float, digits: int = 1) -> str:
 
 
 def points(value: float) -> str:
-    """A difference in points; tiny ones are no difference."""
+    """A difference in points; one that rounds to zero has no sign."""
     return "0" if abs(value) < 0.05 else f"+{value:.1f}" if value > 0 else f"−{-value:.1f}"
 
 

@@ -1,8 +1,7 @@
-"""The paper's plane picture (Figure 2): why adaptive PGD stalls where ARC does not."""
+"""The paper's picture in the plane (Figure 2): why adaptive PGD stalls where ARC does not."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -18,7 +17,8 @@ from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
 from recarc.exact import optimum
 from recarc.geometry import Ball
-from recarc.report.figures import STYLE, metadata, new_figure
+from recarc.report.figures import STYLE, figure_bytes, new_figure
+from recarc.report.files import write_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +27,7 @@ STEPS = 12  # of AdaptivePGD's path
 INK, MUTED = "#1b2330", "#535e70"
 MEMBERS = ("#596474", "#6b3cc0", "#7a5c00")
 ADAPTIVE, GREEDY, OPTIMAL = "#b04a06", "#1d62b8", "#0d6e66"
-# On a page the colours are the page's own, so that they change with its theme.
+# On a page, its own colours are used, so that they change with its theme.
 ON_A_PAGE = {INK: "ink", MUTED: "muted", ADAPTIVE: "adaptive", GREEDY: "arc", OPTIMAL: "floor"}
 ON_A_PAGE |= dict(zip(MEMBERS, ("clean", "best", "pgd")))
 REACH = 1.75  # of the picture, in units of eps
@@ -54,15 +54,15 @@ class Plane:
         return RandomizedEnsemble(members, list(self.alpha))
 
 
-# Each line is within reach alone. Left: the two together are not. Right: members 2 and 3 are, and ARC, which begins
-# with member 1, does not find that out.
+# Each line alone is within reach. Left: the two together are not. Right: members 2 and 3 together are, but ARC, which
+# begins with member 1, does not find that point.
 TWO = Plane("Two members", ((0.35, 1.0), (0.35, -1.0)), (0.76, 0.76), (0.5, 0.5))
 THREE = Plane("Three members", ((-0.99, 0.13), (0.84, -0.54), (0.61, 0.79)), (0.46, 0.46, 0.79), (0.4, 0.3, 0.3))
 
 
 @dataclass(frozen=True)
 class Solved:
-    """What every attack does on a plane: points (2,), and the expected accuracy at the end of each."""
+    """Where every attack on a plane ends: points (2,), and the expected accuracy at each."""
 
     path: np.ndarray  # (STEPS + 1, 2) of AdaptivePGD
     greedy: np.ndarray
@@ -84,16 +84,16 @@ def solved(plane: Plane) -> Solved:
     # The gradient of the expected loss is sum_i alpha_i lambda_i w_i, lambda_i = sigmoid(-f_i(x)): at x itself.
     lambdas = [a / (1 + np.exp(b)) for a, b in zip(plane.alpha, plane.biases)]
     auxiliary = np.sum([k * np.array(w) for k, w in zip(lambdas, plane.weights)], axis=0)
-    found = {"AdaptivePGD": accuracy(path[-1]), "ARC": accuracy(greedy), "optimum": float(exact.accuracy[0])}
-    return Solved(torch.stack(path).numpy(), greedy[0].numpy(), exact.x_adv[0].numpy(), auxiliary, found)
+    accuracies = {"AdaptivePGD": accuracy(path[-1]), "ARC": accuracy(greedy), "optimum": float(exact.accuracy[0])}
+    return Solved(torch.stack(path).numpy(), greedy[0].numpy(), exact.x_adv[0].numpy(), auxiliary, accuracies)
 
 
 def draw_plane(planes: Sequence[Plane] = (TWO, THREE)) -> Figure:
-    """One panel a plane."""
+    """One panel per plane."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
-        figure, [panels] = new_figure(columns=len(planes), figsize=(4.7 * len(planes), 5.1))
+        figure, [panels] = new_figure((4.7 * len(planes), 5.1), columns=len(planes))
         for axes, plane in zip(panels, planes):
             _draw(axes, plane, solved(plane))
         columns = 3 if len(planes) > 1 else 2
@@ -102,8 +102,8 @@ def draw_plane(planes: Sequence[Plane] = (TWO, THREE)) -> Figure:
 
 
 def _room(plane: Plane, k: int, reach: float) -> tuple[float, float]:
-    """Where member k is fooled, the middle of a label that stays farthest from the lines, the ball and the frame."""
-    half = 0.24 * reach  # of the label's width
+    """The centre of a label where member k is fooled, as far as possible from the lines, the ball and the frame."""
+    half = 0.24 * reach  # half the label's width
     centres = np.linspace(-reach, reach, 71)
     room = np.full((71, 71), np.inf)
     for shift in (-half, 0, half):
@@ -117,9 +117,9 @@ def _room(plane: Plane, k: int, reach: float) -> tuple[float, float]:
     return float(centres[column]), float(centres[row])
 
 
-def _draw(axes: Any, plane: Plane, found: Solved) -> None:
+def _draw(axes: Any, plane: Plane, solution: Solved) -> None:
     reach = REACH * plane.eps
-    grid = np.linspace(-reach, reach, 3)  # lines: exact on any grid
+    grid = np.linspace(-reach, reach, 3)  # enough: contours of linear functions are exact on any grid
     gx, gy = np.meshgrid(grid, grid)
     for k, (w, b) in enumerate(zip(plane.weights, plane.biases)):
         f = w[0] * gx + w[1] * gy + b
@@ -129,21 +129,21 @@ def _draw(axes: Any, plane: Plane, found: Solved) -> None:
         axes.text(x, y, f"fools member {k + 1}", color=MEMBERS[k], ha="center", va="center")
     circle = np.linspace(0, 2 * np.pi, 200)
     axes.plot(plane.eps * np.cos(circle), plane.eps * np.sin(circle), color=INK, linewidth=1.3, linestyle=(0, (5, 3)))
-    # The auxiliary classifier's line through the point where adaptive PGD ends: it is pushed along its normal.
-    length = np.hypot(*found.auxiliary)
+    # The line of the auxiliary classifier where adaptive PGD ends: that is where its normal pushes it.
+    length = np.hypot(*solution.auxiliary)
     if length > 1e-9:
-        normal = -found.auxiliary / length
+        normal = -solution.auxiliary / length
         along = np.array([-normal[1], normal[0]])
         ends = np.stack([plane.eps * normal - 0.75 * along, plane.eps * normal + 0.75 * along])
         axes.plot(ends[:, 0], ends[:, 1], color=MUTED, linewidth=1.4, linestyle=(0, (1, 2)))
-    axes.plot(*found.path.T, color=ADAPTIVE, linewidth=2, marker=".", markersize=6)
-    axes.plot(*found.path[-1], marker="X", color=ADAPTIVE, markersize=11, linestyle="")
-    for point, colour, mark, size in ((found.greedy, GREEDY, "D", 8), (found.optimal, OPTIMAL, "*", 15)):
+    axes.plot(*solution.path.T, color=ADAPTIVE, linewidth=2, marker=".", markersize=6)
+    axes.plot(*solution.path[-1], marker="X", color=ADAPTIVE, markersize=11, linestyle="")
+    for point, colour, mark, size in ((solution.greedy, GREEDY, "D", 8), (solution.optimal, OPTIMAL, "*", 15)):
         axes.annotate("", xy=point, xytext=(0, 0), arrowprops={"arrowstyle": "-", "color": colour, "lw": 1.3})
         axes.plot(*point, marker=mark, color=colour, markersize=size, linestyle="")
     axes.plot(0, 0, "o", color=INK, markersize=6)
     axes.text(0.06, -0.04, "x", color=INK, va="top")
-    figures = ", ".join(f"{name} {100 * value:.0f} %" for name, value in found.accuracy.items())
+    figures = ", ".join(f"{name} {100 * value:.0f} %" for name, value in solution.accuracy.items())
     axes.set_title(f"{plane.title}, expected accuracy after:\n{figures}", fontsize=10, color=INK)
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], yticks=[], aspect="equal")
     axes.grid(visible=False)
@@ -168,30 +168,21 @@ def plane_svg(plane: Plane) -> str:
     """The picture of one plane as an SVG element for a page: transparent, in the colours of the page's theme."""
     import matplotlib
 
-    sink = io.StringIO()
     with matplotlib.rc_context(STYLE):
-        matplotlib.rcParams["svg.hashsalt"] = plane.title  # ids of their own: several drawings may be on one page
-        draw_plane([plane]).savefig(sink, format="svg", transparent=True, metadata=metadata("svg"))
-    text = sink.getvalue()
+        matplotlib.rcParams["svg.hashsalt"] = plane.title  # ids of its own: several drawings may be on one page
+        text = figure_bytes(draw_plane([plane]), "svg", transparent=True).decode()
     text = text[text.index("<svg") :]
     for colour, name in ON_A_PAGE.items():
         text = text.replace(colour, f"var(--{name})")
-    about = ", ".join(f"{name} {100 * value:.0f} percent" for name, value in solved(plane).accuracy.items())
-    about = (
-        f"{plane.title} in the plane, the ball around x and the ways of the attacks; expected accuracy after {about}"
-    )
+    accuracies = ", ".join(f"{name} {100 * value:.0f} percent" for name, value in solved(plane).accuracy.items())
+    about = f"{plane.title} in the plane, the ball around x and the attacks' paths; expected accuracy: {accuracies}"
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(about)}" ', 1)
 
 
 def write_plane(path: str | Path, planes: Sequence[Plane] = (TWO, THREE)) -> Path:
-    """The picture as a file; the ending says which kind."""
+    """Write the picture as a PNG, SVG or PDF, whatever the name ends in."""
     target = Path(path)
     kind = target.suffix.lower().lstrip(".")
     if kind not in ("png", "svg", "pdf"):
         raise InputError(f"{target.name!r} does not end in .png, .svg or .pdf; choose one of these")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draw_plane(planes).savefig(target, dpi=160, metadata=metadata(kind))
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}; choose another place with --out") from None
-    return target
+    return write_files({target: figure_bytes(draw_plane(planes), kind, dpi=160)})[0]

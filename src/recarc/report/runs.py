@@ -1,38 +1,23 @@
-"""Runs as a report sees them: an evaluation with a name, its environment and the command that repeats it."""
+"""Runs as a report sees them: an evaluation with its name, its environment and how to repeat it."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recarc.attacks.registry import ATTACKS, attack_named
+from recarc.attacks import registry
 from recarc.errors import InputError
-from recarc.evaluation.fingerprint import Json, canonical, described
+from recarc.evaluation.fingerprint import Json, canonical
 from recarc.evaluation.result import Evaluation
 from recarc.evaluation.run_folder import RUN, RunFolder
-
-TITLES = {
-    "Tight": "Tight",
-    "AdaptivePGD": "AdaptivePGD",
-    "ARC": "ARC",
-    "RandomAttacker": "PGD",
-    "PGD": "PGD",
-    "AutoPGD": "AutoPGD",
-    "Climb": "Climb",
-    "CarliniWagner": "C&W",
-    "LinearARC": "LinearARC",
-}
-ORDER = ("PGD", "AdaptivePGD", "ARC")  # then the others, then Tight
-OPTIONS = ("preset", "steps", "step_size", "planes", "loss", "seed")  # of `recarc evaluate`
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder (or an evaluation that was never saved)."""
+    """One run folder, or an evaluation that was never saved."""
 
     name: str
     evaluation: Evaluation
@@ -44,13 +29,21 @@ class Run:
 
     @property
     def attack(self) -> Json:
-        told = self.configuration.get("attack")
-        return told if isinstance(told, dict) else {"class": str(told or "attack")}
+        config = self.configuration.get("attack")
+        return config if isinstance(config, dict) else {"class": str(config or "attack")}
 
     @property
-    def title(self) -> str:
+    def label(self) -> str:
         """The attack's name as people say it."""
-        return attack_title(self.attack)
+        return registry.label(self.attack)
+
+    @property
+    def ball(self) -> Json:
+        return self.configuration.get("ball") or {}
+
+    @property
+    def data(self) -> Json:
+        return self.configuration.get("data") or {}
 
     @property
     def alpha(self) -> list[float]:
@@ -58,111 +51,68 @@ class Run:
 
     @property
     def eps(self) -> float | None:
-        eps = (self.configuration.get("ball") or {}).get("eps")
+        """The radius; None where every sample has its own."""
+        eps = self.ball.get("eps")
         return float(eps) if isinstance(eps, (int, float)) else None
 
     @property
     def problem(self) -> str:
         """What was attacked, whatever the attack: runs that share it can be compared sample by sample."""
-        told = {key: self.configuration.get(key) for key in ("ball", "alpha", "members", "data")}
-        return canonical(told)
+        return self._identity("ball", "alpha", "members", "data")
 
     @property
     def geometry(self) -> str:
-        """As `problem`, but for any alpha: perturbations of one such run are allowed in another."""
-        return canonical({key: self.configuration.get(key) for key in ("ball", "members", "data")})
+        """The problem at any alpha: a perturbation found in one such run is allowed in another."""
+        return self._identity("ball", "members", "data")
+
+    def _identity(self, *keys: str) -> str:
+        return canonical({key: self.configuration.get(key) for key in keys})
 
     def command(self, ensemble: str = "ENSEMBLE") -> str:
-        """The command line that repeats the run; as it was typed, where the run says so."""
-        typed = self.environment.get("command")
-        return str(typed) if typed else rebuilt_command(self, ensemble)
+        """The command that was typed; for a run that Python started, the call that repeats it."""
+        return str(self.environment.get("command") or self._python_call(ensemble))
+
+    def _python_call(self, ensemble: str) -> str:
+        """One line of Python; "" where the configuration does not say it all: a function as attack, a radius each."""
+        eps, box, data, config = self.eps, self.ball.get("box"), self.data, self.configuration
+        if eps is None or "class" not in (config.get("attack") or ""):
+            return ""
+        pixels = round(255 * eps)
+        radius = f"{pixels} / 255" if pixels / 255 == eps and len(repr(eps)) > 6 else repr(eps)
+        images = f"load({data.get('name')!r}, {data.get('split')!r}, limit={data.get('samples')})"
+        arguments = [
+            f"load_ensemble({ensemble!r}).with_alpha({self.alpha})",
+            _python(self.attack),
+            images if data.get("split") else "data",
+            f"Ball({self.ball.get('norm')!r}, {radius}, {tuple(box) if box else None})",
+            f"out={self.name!r}",
+        ]
+        arguments += [f"precision={p!r}"] if (p := config.get("precision")) not in (None, "as the members") else []
+        arguments += ["save_inputs=True"] if config.get("save_inputs") else []
+        return f"evaluate({', '.join(arguments)})"
 
 
-def place(title: str) -> int:
-    """Sorts attacks from the usual to the strongest."""
-    return ORDER.index(title) if title in ORDER else len(ORDER) + (title == "Tight")
-
-
-def attack_title(attack: Json) -> str:
-    kind = str(attack.get("class", "attack"))
-    title = TITLES.get(kind, kind)
-    if kind == "ARC" and attack.get("variant") == "corrected":
-        return "ARC, corrected"
-    inner = attack.get("attack")
-    if kind == "RandomAttacker" and isinstance(inner, dict) and inner.get("class") != "PGD":
-        return f"{TITLES.get(str(inner.get('class')), inner.get('class'))} on a member drawn"
-    if kind == "Restarts" and isinstance(inner, dict):
-        return f"{attack_title(inner)}, {attack.get('n')} restarts"
-    if isinstance(attack.get("member"), int):
-        return f"{title} on member {attack['member'] + 1}"
-    return f"{title} on logits" if attack.get("expectation") == "logits" else title
-
-
-def rebuilt_command(run: Run, ensemble: str) -> str:
-    """From the configuration, which knows all but where the ensemble's folder is; "" where no command says it."""
-    told = run.configuration
-    data, ball = told.get("data") or {}, told.get("ball") or {}
-    knobs = _knobs(run.attack)
-    kind = command_name(run.attack, knobs)
-    if kind is None or not told or data.get("name") == "tensors":
-        return ""
-    words = ["recarc", "evaluate", ensemble, "--data", str(data.get("name"))]
-    words += ["--norm", str(ball.get("norm")), "--eps", _typed(run.eps) if run.eps is not None else "EPS"]
-    words += ["--alpha", ",".join(map(_typed, run.alpha)), "--attack", kind]
-    for option, value in knobs.items():
-        words += [f"--{option.replace('_', '-')}"]
-        words += [] if value is True else [_typed(value) if isinstance(value, float) else str(value)]
-    words += ["--limit", str(data.get("samples"))]
-    words += ["--split", str(data["split"])] if data.get("split") not in (None, "test") else []
-    box = ball.get("box")
-    words += [] if box == [0.0, 1.0] else ["--box", "none" if box is None else ",".join(map(_typed, box))]
-    precision = told.get("precision")
-    words += ["--precision", str(precision)] if precision not in (None, "as the members", "float32") else []
-    words += ["--save-inputs"] if told.get("save_inputs") else []
-    return shlex.join([*words, "--out", run.name])
-
-
-def command_name(attack: Json, knobs: Json) -> str | None:
-    """The name by which the command line makes just this attack from these knobs; None: it cannot."""
-    for name in ATTACKS:
-        try:
-            made = attack_named(name, **knobs)
-        except InputError:  # a knob that the attack does not have
-            continue
-        if canonical(described(made)) == canonical(attack):
-            return name
-    return None
-
-
-def _knobs(attack: Json) -> Json:
-    """What is set of the options that the command line has for attacks."""
-    drawn = attack.get("attack") if attack.get("class") == "RandomAttacker" else None
-    told = drawn if isinstance(drawn, dict) else attack
-    knobs = {option: told[option] for option in OPTIONS if told.get(option) is not None}
-    return knobs | ({"random_init": True} if told.get("random_init") is True else {})
-
-
-def _typed(value: float) -> str:
-    """A number as people type it, exact to the last bit: 8/255 where it is that, else 0.9."""
-    pixels = round(value * 255)
-    if len(repr(value)) > 6 and pixels / 255 == value:
-        return f"{pixels}/255"
-    return repr(int(value)) if value == int(value) else repr(value)
+def _python(value: Any) -> str:
+    """A described attack as Python: ARC(steps=20, planes=4)."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_python, value))}]"
+    if not isinstance(value, dict):
+        return repr(value)
+    knobs = (f"{name}={_python(knob)}" for name, knob in value.items() if name != "class" and knob is not None)
+    return f"{value.get('class')}({', '.join(knobs)})"
 
 
 def load_runs(paths: Sequence[str | Path]) -> list[Run]:
     """Every run folder among or below these paths, in a stable order; the same run twice counts once."""
-    runs: list[Run] = []
-    seen: set[Path] = set()
+    runs: dict[Path, Run] = {}
     for path in map(Path, paths):
         for folder, name in _folders(path):
-            if folder.resolve() not in seen:
-                seen.add(folder.resolve())
+            if folder.resolve() not in runs:
                 environment = RunFolder.open(folder).run.get("environment") or {}
-                runs.append(Run(name, Evaluation.load(folder, partial=True), dict(environment)))
+                runs[folder.resolve()] = Run(name, Evaluation.load(folder, partial=True), dict(environment))
     if not runs:
         raise InputError("no runs were given; name at least one run folder")
-    return runs
+    return list(runs.values())
 
 
 def _folders(path: Path) -> list[tuple[Path, str]]:
@@ -170,10 +120,10 @@ def _folders(path: Path) -> list[tuple[Path, str]]:
         return [(path, path.name or str(path))]
     if not path.is_dir():
         raise InputError(f"{path} does not exist; expected a run folder (with {RUN}) or a folder of them")
-    found = sorted((file.parent for file in path.rglob(RUN)), key=lambda p: _natural(str(p.relative_to(path))))
-    if not found:
-        raise InputError(f"{path} holds no run: expected {RUN} in it or below it")
-    return [(folder, str(folder.relative_to(path))) for folder in found]
+    folders = sorted((file.parent for file in path.rglob(RUN)), key=lambda p: _natural(str(p.relative_to(path))))
+    if not folders:
+        raise InputError(f"{path} contains no run: expected {RUN} in it or below it")
+    return [(folder, str(folder.relative_to(path))) for folder in folders]
 
 
 def _natural(text: str) -> list[Any]:

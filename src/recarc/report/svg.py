@@ -1,4 +1,4 @@
-"""Small plots as inline SVG: drawn here, so that they print and need no script; the page adds hover and toggles."""
+"""The plots of the page as inline SVG: they print and need no script; the page adds hovering and toggles."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ WIDTH, HEIGHT = 560, 380
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 16, 58
 MARKS = ("circle", "square", "diamond", "triangle", "cross", "ring", "bar")
 DASHES = {"floor": "2 4", "clean": "7 4", "best": "10 3 2 3"}
-STEPS = 40  # of a re-scored line
+STEPS = 40  # segments of the re-scored worst case
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The axes of a plot: x from data to picture, y in percent."""
+    """The axes of a plot: from data to pixels, with accuracies as fractions."""
 
     low: float
     high: float
@@ -35,38 +35,38 @@ class Frame:
 
 
 def curve_svg(curve: Curve, number: int) -> Markup:
-    """A plot of a sweep; each series in its own group, so that it can be switched off."""
+    """The plot of a sweep; every series is a group of its own, so that it can be switched off."""
     xs = curve.xs
     frame = Frame(xs[0], xs[-1], curve.logarithmic)
     parts = [_axes(frame, curve.label, [(x, curve.text(x)) for x in _thinned(xs)])]
     parts += [_series(series, frame, k, curve.text) for k, series in enumerate(curve.series)]
     parts.append(Markup('<line class="guide" y1="{}" y2="{}" hidden=""/>').format(TOP, HEIGHT - BOTTOM))
     names = ", ".join(series.name for series in curve.series)
-    about = f"Accuracy in percent against {curve.label}, for {names}. The figures are in the table below the plot."
+    about = f"Accuracy in percent against {curve.label}, for {names}. The values are in the table below the plot."
     return _picture(Markup("").join(parts), f"curve-{number}", about)
 
 
-def rescoring_svg(found: Rescoring) -> Markup:
-    """Two members: the bracket over the first one's probability, with a cursor for the slider."""
+def rescoring_svg(bounds: Rescoring) -> Markup:
+    """Bounds for two members against the first one's probability, with a cursor for the slider."""
     frame = Frame(0.0, 1.0)
     grid = [k / STEPS for k in range(STEPS + 1)]
-    worst = [(frame.x(a), frame.y(found.worst((a, 1 - a)))) for a in grid]
+    worst = [(frame.x(a), frame.y(bounds.worst((a, 1 - a)))) for a in grid]
     parts = [_axes(frame, "sampling probability of member 1", [(a, f"{a:g}") for a in (0, 0.25, 0.5, 0.75, 1)])]
-    floor = next((line for line in found.lines if line.role == "floor"), None)
+    floor = next((line for line in bounds.lines if line.role == "floor"), None)
     if floor is not None:
         below = [(frame.x(a), frame.y(floor.at((a, 1 - a)))) for a in reversed(grid)]
         parts.append(Markup('<polygon class="bracket" points="{}"/>').format(_points([*worst, *below])))
-    for line in found.lines:
+    for line in bounds.lines:
         ends = [(frame.x(a), frame.y(line.at((a, 1 - a)))) for a in (0.0, 1.0)]
         parts.append(_group(line.name, line.role, _line(ends, line.role)))
     parts.append(_group("Worst of all saved patterns", "worst", _line(worst, "worst")))
-    x = frame.x(found.alpha[0])
+    x = frame.x(bounds.alpha[0])
     parts.append(
         Markup(
             '<line id="alpha-cursor" class="cursor" x1="{x}" x2="{x}" y1="{}" y2="{}" data-left="{}" data-span="{}"/>'
         ).format(TOP, HEIGHT - BOTTOM, frame.x(0), frame.x(1) - frame.x(0), x=round(x, 2))
     )
-    about = "Upper bounds and the floor of the robust accuracy against the sampling probability of member 1."
+    about = "Upper bounds on the robust accuracy, and its floor, against the sampling probability of member 1."
     return _picture(Markup("").join(parts), "rescoring", about)
 
 
@@ -119,8 +119,11 @@ def _group(name: str, role: str, inside: Markup) -> Markup:
 
 
 def _line(ends: Sequence[tuple[float, float]], role: str) -> Markup:
-    dash = Markup(' stroke-dasharray="{}"').format(DASHES[role]) if role in DASHES else ""
-    return Markup('<polyline class="line" points="{}"{}/>').format(_points(ends), dash)
+    return Markup('<polyline class="line" points="{}"{}/>').format(_points(ends), _dash(role))
+
+
+def _dash(role: str) -> Markup:
+    return Markup(' stroke-dasharray="{}"').format(DASHES[role]) if role in DASHES else Markup("")
 
 
 def _points(ends: Sequence[tuple[float, float]]) -> str:
@@ -128,7 +131,7 @@ def _points(ends: Sequence[tuple[float, float]]) -> str:
 
 
 def _mark(number: int, x: float, y: float) -> Markup:
-    """A shape of its own for every series: colour is not the only difference."""
+    """Every series has a shape of its own: colour is not the only difference."""
     kind, r = MARKS[number % len(MARKS)], 4.6
     at = {"x": round(x, 1), "y": round(y, 1)}
     if kind in ("circle", "ring"):
@@ -144,19 +147,15 @@ def _mark(number: int, x: float, y: float) -> Markup:
 
 
 def _thinned(xs: Sequence[float], most: int = 8) -> list[float]:
-    """At most so many ticks, the first and the last among them."""
+    """At most this many ticks, including the first and the last."""
     if len(xs) <= most:
         return list(xs)
     return [xs[round(k * (len(xs) - 1) / (most - 1))] for k in range(most)]
 
 
 def legend_mark(number: int, role: str) -> Markup:
-    """The line and the shape of a series, for its button."""
-    dash = Markup(' stroke-dasharray="{}"').format(DASHES[role]) if role in DASHES else ""
+    """The line and the shape of a series, for its button in the legend."""
     return Markup(
         '<svg class="swatch series role-{}" viewBox="0 0 30 14" aria-hidden="true">'
         '<polyline class="line" points="1,7 29,7"{}/>{}</svg>'
-    ).format(role, dash, _mark(number, 15, 7) if number >= 0 else "")
-
-
-__all__ = ["curve_svg", "legend_mark", "rescoring_svg"]
+    ).format(role, _dash(role), _mark(number, 15, 7))

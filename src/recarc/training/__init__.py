@@ -1,4 +1,4 @@
-"""Training of randomized ensembles: one loop, one file a method. Importing this imports no torch."""
+"""Training of randomized ensembles: one loop, one file per method. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 from recarc.lazy import attach
 
 if TYPE_CHECKING:
-    from recarc.training.faults import Interrupted, TrainingError
+    from recarc.training.checkpoint import Interrupted, TrainingError
+    from recarc.training.method import LossTerms, Method, Stage, StepContext
     from recarc.training.methods import method_named, names
     from recarc.training.recipes import Recipe, recipe_for
     from recarc.training.run import train
-    from recarc.training.speed_options import Switches
+    from recarc.training.speed_options import SpeedOptions
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "faults": "Interrupted TrainingError",
-        "speed_options": "Switches",
+        "checkpoint": "Interrupted TrainingError",
+        "speed_options": "SpeedOptions",
+        "method": "LossTerms Method Stage StepContext",
         "methods": "method_named names",
         "recipes": "Recipe recipe_for",
         "run": "train",

@@ -15,14 +15,14 @@ from recarc.data.imageset import ImageSet
 
 PADDING = 4
 CROPPED = ("cifar10", "cifar100", "svhn", "fashion_mnist", "mnist", "imagenet")
-# Paper: flips for all sets. Here: not for digits and house numbers, whose mirror images are other signs.
+# Paper: flips for all sets. Here: not for digits and house numbers, whose mirror images mean something else.
 FLIPPED = ("cifar10", "cifar100", "fashion_mnist", "imagenet")
-CROP_DRAWS = 3  # uniform numbers a sample: row, column, flip
+CROP_DRAWS = 3  # uniform numbers per sample: row, column, flip
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random crop after zero padding, and horizontal flip; both driven by uniform numbers given from outside."""
+    """Random crop after zero padding, and random horizontal flip; the uniform numbers are passed in."""
 
     crop: bool
     flip: bool
@@ -50,20 +50,19 @@ class Augmentation:
 
 
 class Pixels:
-    """One split: pixels as 8-bit numbers on the device, or read from the set when it is too large to hold."""
+    """One split: 8-bit pixels on the device, or read from the data set when it is too large to hold."""
 
     def __init__(self, data: ImageSet, rows: np.ndarray, device: torch.device) -> None:
         self.levels, self.shape = data.levels, data.shape
         self.labels = torch.from_numpy(data.labels[rows].astype(np.int64)).to(device)
         self._rows, self._data, self._device = rows, data, device
-        held = not data.streamed
-        self._pixels = data.subset(rows).uint8().to(device) if held else None
+        self._pixels = None if data.streamed else data.subset(rows).uint8().to(device)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def fetch(self, rows: Tensor, pixels: Tensor, labels: Tensor) -> None:
-        """Fills `pixels` (B, C, H, W) uint8 and `labels` (B,) with these rows."""
+        """Fill `pixels` (B, C, H, W) uint8 and `labels` (B,) with these rows."""
         if self._pixels is not None:
             torch.index_select(self._pixels, 0, rows, out=pixels)
         else:
@@ -71,11 +70,11 @@ class Pixels:
         torch.index_select(self.labels, 0, rows, out=labels)
 
     def _decoded(self, rows: np.ndarray) -> Tensor:
-        """Pixels of a streamed set, decoded by all cores while the device is busy with the step before."""
+        """Pixels of a streamed set, decoded on all cores while the device is busy with the previous step."""
         parts = [part for part in np.array_split(rows, os.cpu_count() or 1) if len(part)]
         with ThreadPoolExecutor(len(parts)) as pool:
-            found = list(pool.map(lambda part: self._data.batch(part)[0], parts))
-        return (torch.cat(found) * self.levels).round().to(torch.uint8)
+            images = list(pool.map(lambda part: self._data.batch(part)[0], parts))
+        return (torch.cat(images) * self.levels).round().to(torch.uint8)
 
     def images(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Images in [0, 1] without augmentation, and labels."""
@@ -86,13 +85,13 @@ class Pixels:
 
 
 def split(data: ImageSet, validation: int, seed: int, device: torch.device) -> tuple[Pixels, Pixels | None]:
-    """Cuts `validation` images, the same ones for every member of a run, from the training set."""
+    """Hold `validation` images out of the training set, the same ones for every member of a run."""
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).numpy()
-    held_out, kept = np.sort(order[:validation]), np.sort(order[validation:])
-    return Pixels(data, kept, device), Pixels(data, held_out, device) if validation else None
+    held_out, rest = np.sort(order[:validation]), np.sort(order[validation:])
+    return Pixels(data, rest, device), Pixels(data, held_out, device) if validation else None
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
-    """The order of an epoch: a function of seed and epoch alone, so that a resumed run needs no memory of it."""
+    """The order of an epoch: a function of seed and epoch alone, so that checkpoints need not store it."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     return torch.randperm(count, generator=generator)

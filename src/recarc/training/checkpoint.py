@@ -1,14 +1,14 @@
-"""Checkpoints: a whole unfinished run in one file, replaced in one move, read without executing anything."""
+"""Checkpoints: an unfinished run in one file, replaced atomically and read without executing code."""
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import random
 import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,129 +16,109 @@ import numpy as np
 import torch
 
 from recarc import atomic
-from recarc.atomic import Lock
-from recarc.errors import InputError, first_line
-from recarc.training.faults import TrainingError, disk_message
-from recarc.training.stage_trainer import Lane
+from recarc.errors import InputError, RunError, first_line
+from recarc.runtime import Ranks
 
 CONFIG, STATE, LOCK = "training.json", "checkpoint.pt", ".lock"
 
 
-class RunFolder:
-    """`OUT.part` beside the ensemble folder OUT: what an unfinished run needs to go on. `out` None: nothing is kept.
+class TrainingError(RunError):
+    """Training stopped; the message says where, why, and what to do."""
 
-    The writer (one rank of a run) holds it from `open` to `release`, so that no other run touches it.
+
+class Interrupted(TrainingError):
+    """Stopped from outside; rerunning the command resumes."""
+
+
+class CheckpointFolder:
+    """`OUT.part` beside the ensemble folder OUT: what an unfinished run needs to resume. `out` None: nothing is saved.
+
+    Of several processes the first one reads and writes it. It holds the folder from `open` to `release`, so that no
+    other run touches it.
     """
 
-    def __init__(self, out: Path | None, config: dict[str, Any], minutes: float, writer: bool) -> None:
-        self.out, self.config, self.writer = out, json.loads(json.dumps(config)), writer
+    def __init__(self, out: Path | None, config: dict[str, Any], minutes: float, ranks: Ranks | None = None) -> None:
+        self.out, self.config, self.ranks = out, json.loads(json.dumps(config)), ranks or Ranks()
         self.folder = None if out is None else out.with_name(out.name + ".part")
         self.seconds = 60 * minutes
         self.saved_at = time.monotonic()
         self.last_step: int | None = None
-        self._lock: Lock | None = None
+        self._lock: atomic.Lock | None = None
 
     def open(self) -> dict[str, Any] | None:
-        """Refuses a folder in use; returns the state of this very run if it was begun before."""
+        """Refuse a folder in use; return the saved state, on every process, if this very run was started before."""
+        state = self.ranks.agree(self._claim)
+        self.last_step = None if state is None else state["step"]
+        return state
+
+    def _claim(self) -> dict[str, Any] | None:
         if self.out is None or self.folder is None:
             return None
-        self._check_out(self.out)
-        if not self.folder.exists():
-            if not self.writer:
-                return None
-            self._make(self.folder)
-        self._check_same()
-        if self.writer:
-            self._lock = _hold(self.folder)
-            self._check_out(self.out)  # again: the run that held the lock may have ended meanwhile
-            self._check_same()
-            atomic.sweep(self.folder)
+        self._check(self.out, self.folder)
+        self._lock = _acquire(self.folder)
+        started = self._check(self.out, self.folder)  # again: the run that held the lock may have finished meanwhile
+        atomic.sweep(self.folder)
+        if not started:
+            self._write(self.folder / CONFIG, json.dumps(self.config, indent=2).encode())
         path = self.folder / STATE
-        if not path.exists():
-            return None
-        state = self._read(path)
-        self.last_step = state["step"]
-        return state
+        return _read(path) if path.exists() else None
 
-    def _check_out(self, out: Path) -> None:
+    def _check(self, out: Path, folder: Path) -> bool:
+        """Whether this run was started before; refuses what belongs to another run or is something else."""
         if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
             raise InputError(f"{out} already exists and is not empty: choose another out folder")
-
-    def _make(self, folder: Path) -> None:
-        """Made aside with its configuration in it: another process never sees the folder half made."""
-        aside = folder.with_name(f"{folder.name}.{os.getpid()}")
+        if not folder.exists() or {path.name for path in folder.iterdir()} <= {LOCK}:
+            return False
         try:
-            aside.mkdir(parents=True, exist_ok=True)
-            self._write(aside / CONFIG, json.dumps(self.config, indent=2).encode())
-            aside.rename(folder)
-        except OSError as error:
-            if not folder.exists():  # else another process was faster; the lock and the configuration decide
-                raise TrainingError(disk_message(error, folder, "nothing was begun")) from None
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-
-    def _check_same(self) -> None:
-        assert self.folder is not None
-        try:
-            found = json.loads((self.folder / CONFIG).read_text())
+            saved = json.loads((folder / CONFIG).read_text())
         except (OSError, ValueError):
-            found = None
-        if not isinstance(found, dict):
-            raise InputError(
-                f"{self.folder} is no unfinished run of `recarc train`: move it away or choose another out"
-            )
-        for key in sorted({*found, *self.config}):
-            if found.get(key) != self.config.get(key):
+            saved = None
+        if not isinstance(saved, dict):
+            raise InputError(f"{folder} is not an unfinished run of `recarc train`: move it or choose another out")
+        for key in sorted({*saved, *self.config}):
+            if saved.get(key) != self.config.get(key):
                 raise InputError(
-                    f"{self.folder} holds another unfinished run ({_difference(key, found, self.config)}): repeat its "
-                    "command to go on, delete it, or choose another out folder"
+                    f"{folder} holds another unfinished run ({_difference(key, saved, self.config)}): rerun its "
+                    "command to resume, delete it, or choose another out folder"
                 )
-
-    def _read(self, path: Path) -> dict[str, Any]:
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-            assert isinstance(state, dict) and {"lanes", "step"} <= state.keys()
-        except Exception as error:  # torch.load raises whatever a broken file provokes
-            raise InputError(
-                f"{path} cannot be read ({first_line(error)}): delete {path.parent} to begin again"
-            ) from None
-        return state
+        return True
 
     def due(self) -> bool:
         return self.folder is not None and time.monotonic() - self.saved_at >= self.seconds
 
     def save(self, state: dict[str, Any], step: int) -> None:
-        """Replaces the checkpoint; the old one stays until the new one is safe on the disk."""
+        """Replace the checkpoint; the old one stays until the new one is safely on disk."""
         self.saved_at = time.monotonic()
-        if self.folder is None or not self.writer:
+        if self.folder is None:
             return
-        if self._lock is not None and not self._lock.in_place():
-            raise TrainingError(
-                f"{self.folder} was deleted or moved during training, so no checkpoint can be written: put it back "
-                "and repeat the command to go on, or repeat it without to begin again"
-            )
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        self._write(self.folder / STATE, buffer.getbuffer())
+        if self.ranks.first:
+            if self._lock is not None and not self._lock.in_place():
+                raise TrainingError(
+                    f"{self.folder} was deleted or moved during training, so no checkpoint can be written: put it back "
+                    "and rerun the command to resume, or rerun it without to start over"
+                )
+            buffer = io.BytesIO()
+            torch.save(state, buffer)
+            self._write(self.folder / STATE, buffer.getbuffer())
         self.last_step = step
 
-    def kept(self) -> str:
-        """What of the run is on the disk, in words."""
+    def status(self) -> str:
+        """What of the run is on disk, in words."""
         if self.folder is None:
-            return "nothing was kept, as no out folder was given"
+            return "nothing was saved, as no out folder was given"
         if self.last_step is None:
-            return f"no checkpoint was written yet; run settings are in {self.folder}"
-        return f"the checkpoint of step {self.last_step} is in {self.folder}; the same command goes on from there"
+            return f"no checkpoint was written yet; the run's settings are in {self.folder}"
+        return f"the checkpoint of step {self.last_step} is in {self.folder}; rerun the command to resume"
 
     def close(self) -> None:
-        """The run is finished: nothing of it is needed any more."""
-        ours = self._lock is not None and self._lock.in_place()
+        """Remove the folder: the run is finished."""
+        owned = self._lock is not None and self._lock.in_place()
         self.release()
-        if self.folder is not None and ours:
+        if self.folder is not None and owned:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def release(self) -> None:
-        """Lets other processes have the folder."""
+        """Let other processes use the folder."""
         if self._lock is not None:
             self._lock.release()
         self._lock = None
@@ -147,12 +127,13 @@ class RunFolder:
         try:
             atomic.write_bytes(path, data)
         except OSError as error:
-            raise TrainingError(disk_message(error, path, self.kept())) from None
+            raise TrainingError(disk_message(error, path, self.status())) from None
 
 
-def _hold(folder: Path) -> Lock:
+def _acquire(folder: Path) -> atomic.Lock:
     try:
-        return Lock(folder / LOCK)
+        folder.mkdir(parents=True, exist_ok=True)
+        return atomic.Lock(folder / LOCK)
     except BlockingIOError:
         raise InputError(
             f"another process is training in {folder}; wait for it, or choose another out folder"
@@ -161,50 +142,44 @@ def _hold(folder: Path) -> Lock:
         raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
 
 
-def _difference(key: str, found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    a, b = found.get(key), wanted.get(key)
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        assert isinstance(state, dict) and {"stages", "step"} <= state.keys()
+    except Exception as error:  # torch.load raises whatever a broken file provokes
+        raise InputError(f"{path} cannot be read ({first_line(error)}): delete {path.parent} to start over") from None
+    return state
+
+
+def _difference(key: str, saved: dict[str, Any], current: dict[str, Any]) -> str:
+    a, b = saved.get(key), current.get(key)
     if isinstance(a, dict) and isinstance(b, dict):
         inner = next(k for k in sorted({*a, *b}) if a.get(k) != b.get(k))
         return f"{key} {inner} {a.get(inner)!r}, not {b.get(inner)!r}"
     return f"{key} {a!r}, not {b!r}"
 
 
-def lanes_state(lanes: Sequence[Lane], step: int) -> dict[str, dict[str, Any]]:
-    """By the name of its stage, what each lane needs to go on from this step."""
-    return {
-        lane.stage.name: {
-            "step": step,
-            "tensors": lane.whole_tensors(),
-            "device": lane.generator.device.type,
-            "generator": lane.generator.get_state(),
-            "host": lane.host.get_state(),
-            "parts": lane.part_names,
-            "best": lane.best,
-            "history": lane.history,
-        }
-        for lane in lanes
-    }
-
-
-def load_lane(lane: Lane, state: dict[str, Any]) -> None:
-    lane.load_tensors(state["tensors"])
-    if state["device"] == lane.generator.device.type:
-        lane.generator.set_state(state["generator"])
-    else:  # generators of a CPU and a GPU know nothing of each other: new numbers that depend on the step alone
-        lane.generator.manual_seed((lane.seed * 1_000_003 + state["step"]) % 2**63)
-    lane.host.set_state(state["host"])
-    lane.part_names, lane.best, lane.history = state["parts"], state["best"], state["history"]
+def disk_message(error: OSError, path: object, saved: str) -> str:
+    """A failed write in one line; `saved` says what is still on disk."""
+    reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else (error.strerror or str(error))
+    return f"cannot write {path}: {reason}; {saved}"
 
 
 def random_state() -> dict[str, Any]:
-    """Every global random state, for models that draw (dropout) and user code."""
+    """Every global random state, for models that draw random numbers (dropout) and for user code."""
     version, words, gauss = random.getstate()
-    kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         "python": [version, list(words), gauss],
-        "numpy": [str(kind), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(place), int(has_gauss), cached],
+        "numpy": [
+            str(kind),
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            cached,
+        ],
     }
 
 
@@ -214,5 +189,5 @@ def set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
-    kind, keys, place, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), place, has_gauss, cached))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))

@@ -1,4 +1,4 @@
-"""What is asked of a training run, checked before any compute."""
+"""The configuration of a training run, checked before any compute."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from recarc.data.loading import load
 from recarc.ensemble import RandomizedEnsemble, validated_alpha
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball, Norm, odd_scale
-from recarc.models.factories import make_member, spec_of, unwrapped
 from recarc.models.registry import build, names
-from recarc.models.store import load_ensemble
-from recarc.models.weights import check_fit
+from recarc.models.store import check_member, load_ensemble
 from recarc.training.method import Method
 from recarc.training.methods import method_named
 from recarc.training.recipes import Recipe, recipe_for
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A training run: method, data, architecture, ball, recipe, seed."""
+class TrainingConfig:
+    """A training run: method, data, architecture, ball, recipe, seed. `pretrained` are its first members."""
 
     method: Method
     data: ImageSet
@@ -38,22 +36,24 @@ class Problem:
     recipe_name: str
     members: int
     seed: int
-    given: tuple[nn.Module, ...] = ()
+    pretrained: tuple[nn.Module, ...] = ()
     alpha: Tensor | None = None
     arch_options: Mapping[str, Any] = field(default_factory=dict)
 
     def fresh_member(self, index: int) -> nn.Module:
-        """Member `index` with the initial weights of its own seed, seed + index."""
+        """Member `index` with the initial weights of its own seed, which is seed + index."""
         mean, std = normalisation(self.data)
         channels, height, width = self.data.shape
         if height != width:
-            raise InputError(f"images of {self.data.name} are {height} x {width}; the architectures expect squares")
+            raise InputError(
+                f"images of {self.data.name} are {height} x {width}; the architectures expect square images"
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed + index)
             return build(self.arch, len(self.data.classes), channels, height, mean, std, **self.arch_options)
 
-    def config(self) -> dict[str, Any]:
-        """What makes a run this run; equal for a command and its repetition."""
+    def to_json(self) -> dict[str, Any]:
+        """What identifies a run: equal for a command and its rerun."""
         return {
             "format": 2,
             "method": self.method.name,
@@ -66,12 +66,12 @@ class Problem:
             "members": self.members,
             "seed": self.seed,
             "recipe": {"name": self.recipe_name, **self.recipe.to_json()},
-            "start": [_weights_hash(member) for member in self.given],
+            "start": [_weights_hash(member) for member in self.pretrained],
         }
 
 
-def pose(
-    method: str,
+def configure(
+    method: str | Method,
     data: str | Path | ImageSet,
     arch: str,
     *,
@@ -87,21 +87,26 @@ def pose(
     confirm: bool,
     saved: bool = False,
     data_dir: str | Path | None = None,
-) -> Problem:
-    """Checks everything that can be checked without training; `saved`: the result goes into an ensemble folder."""
-    chosen = method_named(method)
+    trust_code: bool = False,
+) -> TrainingConfig:
+    """Check everything that can be checked without training; `saved`: the result goes into an ensemble folder."""
+    chosen = method_named(method, trust_code) if isinstance(method, str) else method
+    if not isinstance(chosen, Method):
+        raise InputError(
+            f"method is {chosen!r}; expected a name, or an instance of a subclass of recarc.training.Method"
+        )
     if arch not in names():
         raise unknown("architecture", arch, names())
-    given = _given(start)
-    count = members if members is not None else max(chosen.members, len(given))
-    if not isinstance(count, int) or count < chosen.least:
-        raise InputError(f"members is {count!r}; {chosen.name} needs a whole number of at least {chosen.least}")
-    if len(given) > count:
-        raise InputError(f"start has {len(given)} members, but only {count} are wanted; raise members")
+    pretrained = _members_of(start)
+    count = members if members is not None else max(chosen.default_members, len(pretrained))
+    if not isinstance(count, int) or count < chosen.min_members:
+        raise InputError(f"members is {count!r}; {chosen.name} needs a whole number >= {chosen.min_members}")
+    if len(pretrained) > count:
+        raise InputError(f"start has {len(pretrained)} members, but members is {count}; raise members")
     if not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed is {seed!r}; it must be a whole number >= 0")
     if (eps is None) != (norm is None):
-        raise InputError("norm and eps belong together: give both, e.g. norm 'linf' and eps 8/255")
+        raise InputError("norm and eps go together: give both, e.g. norm 'linf' and eps 8/255")
     if eps is None and chosen.needs_ball:
         raise InputError(f"{chosen.name} attacks while training: give norm and eps, e.g. --norm linf --eps 8/255")
     if eps == 0:
@@ -110,25 +115,23 @@ def pose(
     images = data if isinstance(data, ImageSet) else load(data, "train", data_dir=data_dir)
     if ball is not None:
         check_scale(ball, images.shape, confirm)
-    knobs = recipe_for(recipe, chosen.name, images.name, arch)
-    knobs = knobs.changed(dict(changes))
+    knobs = recipe_for(recipe, chosen.name, images.name, arch).changed(dict(changes))
     check_sizes(knobs, images)
     weights = None if alpha is None else validated_alpha(alpha, count)
-    problem = Problem(chosen, images, arch, ball, knobs, recipe, count, seed, given, weights, arch_options)
-    problem.fresh_member(0)
-    check_given(given, len(images.classes), saved)
-    return problem
+    config = TrainingConfig(chosen, images, arch, ball, knobs, recipe, count, seed, pretrained, weights, arch_options)
+    config.fresh_member(0)
+    check_pretrained(pretrained, len(images.classes), saved)
+    return config
 
 
-def check_given(given: Sequence[nn.Module], classes: int, saved: bool) -> None:
-    """The given members answer with the classes of the data and, where they are to be saved, can be."""
-    for i, member in enumerate(given):
-        told = getattr(getattr(member, "spec", None), "classes", None)
-        if told is not None and told != classes:
-            raise InputError(f"member {i} of start has {told} classes, but the data have {classes}")
+def check_pretrained(members: Sequence[nn.Module], classes: int, saved: bool) -> None:
+    """Pretrained members must have the classes of the data and, if the result is saved, be such that they can be."""
+    for i, member in enumerate(members):
+        known = getattr(getattr(member, "spec", None), "classes", None)
+        if known is not None and known != classes:
+            raise InputError(f"member {i} of start has {known} classes, but the data have {classes}")
         if saved:
-            expected = make_member(spec_of(member, i)).state_dict()
-            check_fit(expected, unwrapped(member).state_dict(), f"member {i} of start", "its own description")
+            check_member(member, f"member {i} of start")
 
 
 def check_sizes(recipe: Recipe, data: ImageSet) -> None:
@@ -141,17 +144,17 @@ def check_sizes(recipe: Recipe, data: ImageSet) -> None:
 
 
 def check_scale(ball: Ball, shape: Sequence[int], confirm: bool) -> None:
-    """Asks back for an eps of another scale."""
-    why = None if confirm else odd_scale(ball, shape)
-    if why is not None:
+    """Refuse an eps of an unlikely scale unless it is confirmed."""
+    reason = None if confirm else odd_scale(ball, shape)
+    if reason is not None:
         raise InputError(
-            f"eps {ball.eps:g} in {ball.norm} {why}, as images are in [0, 1]: did you mean {ball.eps:g}/255? "
-            "If it is meant, say so with --force (confirm=True)"
+            f"eps {ball.eps:g} in {ball.norm} {reason}, as images are in [0, 1]: did you mean {ball.eps:g}/255? "
+            "If it is intended, confirm it with --force (confirm=True)"
         )
 
 
 def normalisation(data: ImageSet) -> tuple[Sequence[float], Sequence[float]]:
-    """Mean and deviation of each channel: the published ones of a named set, measured ones of another."""
+    """Mean and standard deviation of each channel: published for a named set, measured for any other."""
     spec = named(data.name)
     if spec is not None and spec.mean is not None:
         return statistics(data.name)
@@ -159,19 +162,19 @@ def normalisation(data: ImageSet) -> tuple[Sequence[float], Sequence[float]]:
     return x.mean((0, 2, 3)).tolist(), x.std((0, 2, 3)).clamp(min=1e-3).tolist()
 
 
-def _given(start: str | Path | RandomizedEnsemble | Sequence[nn.Module] | None) -> tuple[nn.Module, ...]:
+def _members_of(start: str | Path | RandomizedEnsemble | Sequence[nn.Module] | None) -> tuple[nn.Module, ...]:
     if start is None:
         return ()
     if isinstance(start, str | Path):
         start = load_ensemble(start)
     if isinstance(start, nn.Module) and not isinstance(start, RandomizedEnsemble):
-        raise InputError(f"start is one {type(start).__name__}; give a list of members, such as [member]")
-    given = []
+        raise InputError(f"start is a single {type(start).__name__}; give a list of members, such as [member]")
+    members = []
     for i, member in enumerate(start.members if isinstance(start, RandomizedEnsemble) else start):
         if not isinstance(member, nn.Module):
             raise InputError(f"member {i} of start is a {type(member).__name__}, not a torch.nn.Module")
-        given.append(member)
-    return tuple(given)
+        members.append(member)
+    return tuple(members)
 
 
 def _weights_hash(member: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""The whole step, attack and update of every lane, as one CUDA graph: checked against plain execution before use."""
+"""A whole step, attack and update of every trainer, as one CUDA graph: checked against eager execution before use."""
 
 from __future__ import annotations
 
@@ -8,148 +8,149 @@ import torch
 from torch import Tensor
 
 from recarc.errors import first_line
-from recarc.training.speed_options import Machine
-from recarc.training.stage_trainer import Lane
+from recarc.training.speed_options import Execution
+from recarc.training.stage_trainer import StageTrainer
 
 WARMUP = 3  # steps before capture: libraries choose their algorithms and allocate their workspaces
-AGREEMENT = 0.1  # relative difference of the loss and of the weights' movement that rounding may cause
+AGREEMENT = 0.1  # relative difference in the loss and in the movement of the weights that rounding may cause
 
 
-def stepper(lanes: Sequence[Lane], machine: Machine) -> Callable[[], None]:
-    """A function that takes one step in every lane; the batches must be loaded before. Leaves the lanes untouched."""
-    if machine.compile:
-        _rehearse_compiled(lanes, machine)
-    if not machine.cuda_graph:
-        return lambda: _plain(lanes)
+def step_function(trainers: Sequence[StageTrainer], execution: Execution) -> Callable[[], None]:
+    """A function that takes one step in every trainer, once their batches are loaded. Leaves their state untouched."""
+    if execution.speed.compile:
+        _try_compiled(trainers, execution)
+    if not execution.speed.cuda_graph:
+        return lambda: _eager_step(trainers)
     for draw_inside in (True, False):
         try:
-            return _captured(lanes, machine, draw_inside)
+            return _captured(trainers, execution, draw_inside)
         except torch.cuda.OutOfMemoryError:
             raise
         except (RuntimeError, AttributeError) as error:
             reason = first_line(error)
-    machine.off("cuda_graph", f"capture failed ({reason})")
-    return lambda: _plain(lanes)
+    execution.switch_off("cuda_graph", f"capture failed ({reason})")
+    return lambda: _eager_step(trainers)
 
 
-def _plain(lanes: Sequence[Lane]) -> None:
-    for lane in lanes:
-        lane.draw()
-        lane.step()
+def _eager_step(trainers: Sequence[StageTrainer]) -> None:
+    for trainer in trainers:
+        trainer.draw()
+        trainer.step()
 
 
-def _captured(lanes: Sequence[Lane], machine: Machine, draw_inside: bool) -> Callable[[], None]:
-    graph, entered = torch.cuda.CUDAGraph(), torch.cuda.current_stream(machine.device)
-    streams = [torch.cuda.Stream(machine.device) for _ in lanes]
-    kept = Snapshot(lanes)
+def _captured(trainers: Sequence[StageTrainer], execution: Execution, draw_inside: bool) -> Callable[[], None]:
+    graph, original = torch.cuda.CUDAGraph(), torch.cuda.current_stream(execution.device)
+    streams = [torch.cuda.Stream(execution.device) for _ in trainers]
+    snapshot = Snapshot(trainers)
     try:
-        main = torch.cuda.Stream(machine.device)
-        main.wait_stream(entered)
+        main = torch.cuda.Stream(execution.device)
+        main.wait_stream(original)
         with torch.cuda.stream(main):
             for _ in range(WARMUP):
-                _fan_out(lanes, streams, draw=True)
-        entered.wait_stream(main)
-        torch.cuda.synchronize(machine.device)
-        kept.restore()
+                _step_on_streams(trainers, streams, draw=True)
+        original.wait_stream(main)
+        torch.cuda.synchronize(execution.device)
+        snapshot.restore()
         if draw_inside:
-            for lane in lanes:
-                graph.register_generator_state(lane.generator)
+            for trainer in trainers:
+                graph.register_generator_state(trainer.generator)
         with torch.cuda.graph(graph, stream=main):
-            _fan_out(lanes, streams, draw=draw_inside)
-        torch.cuda.synchronize(machine.device)
+            _step_on_streams(trainers, streams, draw=draw_inside)
+        torch.cuda.synchronize(execution.device)
 
         def replay() -> None:
             if not draw_inside:
-                for lane in lanes:
-                    lane.draw()
+                for trainer in trainers:
+                    trainer.draw()
             graph.replay()
 
-        _check(lanes, kept, replay)
+        _check(trainers, snapshot, replay)
     except Exception:
-        torch.cuda.set_stream(entered)  # a capture that ends with an error leaves its own stream in place
-        for lane in lanes:  # a generator left behind by a broken capture would refuse to draw
-            lane.generator = torch.Generator(machine.device)
+        torch.cuda.set_stream(original)  # a failed capture leaves its own stream in place
+        for trainer in trainers:  # a generator registered with a failed capture would refuse to draw
+            trainer.generator = torch.Generator(execution.device)
         raise
     finally:
-        torch.cuda.synchronize(machine.device)
-        kept.restore()
+        torch.cuda.synchronize(execution.device)
+        snapshot.restore()
     return replay
 
 
-def _fan_out(lanes: Sequence[Lane], streams: Sequence[torch.cuda.Stream], draw: bool) -> None:
-    """Every lane on a stream of its own, so that small kernels of different members share the GPU."""
+def _step_on_streams(trainers: Sequence[StageTrainer], streams: Sequence[torch.cuda.Stream], draw: bool) -> None:
+    """Step every trainer on its own stream, so that small kernels of different members share the GPU."""
     main = torch.cuda.current_stream()
-    for lane, stream in zip(lanes, streams):
+    for trainer, stream in zip(trainers, streams):
         stream.wait_stream(main)
         with torch.cuda.stream(stream):
             if draw:
-                lane.draw()
-            lane.step()
+                trainer.draw()
+            trainer.step()
     for stream in streams:
         main.wait_stream(stream)
 
 
-def _check(lanes: Sequence[Lane], kept: Snapshot, replay: Callable[[], None]) -> None:
-    """A replayed step does what a plain step does from the same state, and draws anew at every replay."""
-    kept.restore()
-    _plain(lanes)
-    expected = [_outcome(lane, before) for lane, before in zip(lanes, kept.before)]
-    kept.restore()
+def _check(trainers: Sequence[StageTrainer], snapshot: Snapshot, replay: Callable[[], None]) -> None:
+    """Raise unless a replayed step does what an eager step does from the same state, with new random numbers."""
+    snapshot.restore()
+    _eager_step(trainers)
+    expected = [_effect(trainer, before) for trainer, before in zip(trainers, snapshot.before)]
+    snapshot.restore()
     replay()
-    found = [_outcome(lane, before) for lane, before in zip(lanes, kept.before)]
-    first = [lane.draws.clone() for lane in lanes]
-    for (loss, moved), (loss_replayed, moved_replayed) in zip(expected, found):
+    replayed = [_effect(trainer, before) for trainer, before in zip(trainers, snapshot.before)]
+    first = [trainer.draws.clone() for trainer in trainers]
+    for (loss, moved), (loss_replayed, moved_replayed) in zip(expected, replayed):
         near = abs(loss - loss_replayed) <= AGREEMENT * (abs(loss) + 0.1)
         near &= abs(moved - moved_replayed) <= AGREEMENT * moved + 1e-6
         if not near:
             raise RuntimeError(
-                f"a replayed step differs from a plain one: loss {loss_replayed:.4f} against {loss:.4f}, "
+                f"a replayed step differs from an eager one: loss {loss_replayed:.4f} against {loss:.4f}, "
                 f"movement {moved_replayed:.4g} against {moved:.4g}"
             )
     replay()
-    if any(bool((lane.draws == old).all()) for lane, old in zip(lanes, first)):
+    if any(bool((trainer.draws == old).all()) for trainer, old in zip(trainers, first)):
         raise RuntimeError("the random numbers of a replayed step do not change")
 
 
-def _outcome(lane: Lane, before: dict[str, Tensor]) -> tuple[float, float]:
-    """The last loss and how far the weights moved from `before`."""
-    loss = float((lane.sums - before["sums"]).sum())
-    names = [f"member {i} {name}" for i, m in enumerate(lane.masters) for name, _ in m.named_parameters()]
-    now = lane.tensors()
+def _effect(trainer: StageTrainer, before: dict[str, Tensor]) -> tuple[float, float]:
+    """The loss of the last step, and how far the weights moved from `before`."""
+    loss = float((trainer.sums - before["sums"]).sum())
+    names = [f"member {i} {name}" for i, m in enumerate(trainer.masters) for name, _ in m.named_parameters()]
+    now = trainer.tensors()
     return loss, float(torch.stack([(now[n] - before[n]).float().square().sum() for n in names]).sum().sqrt())
 
 
 class Snapshot:
-    """The state of lanes, to be put back in place after a rehearsal."""
+    """The state of trainers, to be restored in place after a trial step."""
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
-        self.lanes = lanes
-        self.before = [{k: t.clone() for k, t in lane.tensors().items()} for lane in lanes]
-        self.random = [lane.generator.get_state() for lane in lanes]
-        self.host = [lane.host.get_state() for lane in lanes]
-        self.default = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    def __init__(self, trainers: Sequence[StageTrainer]) -> None:
+        self.trainers = trainers
+        self.before = [{k: t.clone() for k, t in trainer.tensors().items()} for trainer in trainers]
+        self.generators = [trainer.generator.get_state() for trainer in trainers]
+        self.host_generators = [trainer.host_generator.get_state() for trainer in trainers]
+        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         self.cpu = torch.get_rng_state()
 
     def restore(self) -> None:
-        for lane, before, random, host in zip(self.lanes, self.before, self.random, self.host):
-            for name, tensor in lane.tensors().items():
+        states = zip(self.trainers, self.before, self.generators, self.host_generators)
+        for trainer, before, generator, host_generator in states:
+            for name, tensor in trainer.tensors().items():
                 tensor.copy_(before[name])
-            lane.generator.set_state(random)
-            lane.host.set_state(host)
-        if self.default:
-            torch.cuda.set_rng_state_all(self.default)
+            trainer.generator.set_state(generator)
+            trainer.host_generator.set_state(host_generator)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(self.cuda)
         torch.set_rng_state(self.cpu)
 
 
-def _rehearse_compiled(lanes: Sequence[Lane], machine: Machine) -> None:
-    """One step with compiled members; if that fails, uncompiled ones from here on."""
-    kept = Snapshot(lanes)
+def _try_compiled(trainers: Sequence[StageTrainer], execution: Execution) -> None:
+    """Try one step with compiled members; if it fails, continue with uncompiled ones."""
+    snapshot = Snapshot(trainers)
     try:
-        _plain(lanes)
+        _eager_step(trainers)
     except Exception as error:  # the compiler raises whatever its backends raise
-        for lane in lanes:
-            for module in lane.modules():
+        for trainer in trainers:
+            for module in trainer.modules():
                 module._compiled_call_impl = None
-        machine.off("compile", first_line(error))
+        execution.switch_off("compile", first_line(error))
     finally:
-        kept.restore()
+        snapshot.restore()

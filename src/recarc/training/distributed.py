@@ -1,8 +1,8 @@
-"""Several processes under torchrun: one big batch, shared out; every process holds the same weights.
+"""Several processes under torchrun share one large batch; every process holds the same weights.
 
 Every process draws the random numbers of the whole batch and takes its share, gradients are averaged, and batch norm
-takes its statistics over the whole batch: N processes do what one process does with the same batch. DVERGE alone pairs
-images within a process's share instead of the whole batch.
+uses the statistics of the whole batch: N processes compute what one process computes with the same batch. Only DVERGE
+pairs images within the share of a process instead of the whole batch.
 """
 
 from __future__ import annotations
@@ -17,20 +17,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recarc.errors import InputError
-from recarc.runtime import meet, world_size
+from recarc.runtime import Ranks, meet, world_size
 
 
 @dataclass(frozen=True)
-class Group:
-    """This process among its peers; alone by default."""
-
-    rank: int = 0
-    world: int = 1
-    host: Any = None  # a process group for control messages and tensors on the CPU
-
-    @property
-    def main(self) -> bool:
-        return self.rank == 0
+class Group(Ranks):
+    """The processes of a training run: control messages through `Ranks`, tensors of the device through this class."""
 
     def share(self, batch: int) -> slice:
         """This process's part of a batch."""
@@ -55,32 +47,28 @@ class Group:
         return value
 
     def any(self, *flags: bool) -> list[bool]:
-        """Each flag: whether some process raised it. All processes ask at the same time."""
+        """For each flag, whether any process raised it; all processes must call this."""
         if self.world == 1:
             return list(flags)
         raised = torch.tensor(flags, dtype=torch.int64)
-        dist.all_reduce(raised, dist.ReduceOp.MAX, group=self.host)
+        dist.all_reduce(raised, dist.ReduceOp.MAX, group=self.group)
         return [bool(flag) for flag in raised.tolist()]
 
     def gather(self, value: Tensor) -> Tensor:
-        """The values (n, ...) of all processes, (world * n, ...) in the order of ranks, on the CPU."""
+        """The values (n, ...) of all processes as (world * n, ...) in the order of ranks, on the CPU."""
         value = value.detach().cpu().contiguous()
         if self.world == 1:
             return value.clone()
-        found = [torch.empty_like(value) for _ in range(self.world)]
-        dist.all_gather(found, value, group=self.host)
-        return torch.cat(found)
-
-    def wait(self) -> None:
-        if self.world > 1:
-            dist.barrier()
+        values = [torch.empty_like(value) for _ in range(self.world)]
+        dist.all_gather(values, value, group=self.group)
+        return torch.cat(values)
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[Group]:
-    """The group that torchrun started this process in; a group of one outside torchrun.
+def training_group(device: torch.device) -> Iterator[Group]:
+    """The processes that torchrun started; a group of one outside torchrun.
 
-    While it lasts the device is the current one. Whatever was made or set here is undone at the end.
+    Inside, `device` is the current device. Whatever was created or set is undone at the end.
     """
     world = world_size()
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -90,11 +78,11 @@ def joined(device: torch.device) -> Iterator[Group]:
         made_here = not dist.is_initialized()
         if made_here:
             meet("nccl" if device.type == "cuda" else "gloo")
-        host = dist.new_group(backend="gloo")
+        control = dist.new_group(backend="gloo")
         try:
-            yield Group(dist.get_rank(), world, host)
+            yield Group(dist.get_rank(), world, control)
         finally:
-            dist.destroy_process_group(None if made_here else host)
+            dist.destroy_process_group(None if made_here else control)
 
 
 def check_batch(batch: int, group: Group) -> None:
@@ -103,7 +91,7 @@ def check_batch(batch: int, group: Group) -> None:
 
 
 class _AllSum(torch.autograd.Function):
-    """The sum over processes; its gradient is the sum of theirs."""
+    """The sum over processes; its gradient is the sum of their gradients."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -128,11 +116,11 @@ class SharedBatchNorm(nn.BatchNorm2d):
         mean = sums[0] / count
         variance = (sums[1] / count - mean.square()).clamp(min=0)
         with torch.no_grad():
-            self._remember(mean, variance * count / (count - 1))
+            self._update_running(mean, variance * count / (count - 1))
         scale = self.weight * torch.rsqrt(variance + self.eps)
         return (wide * scale[:, None, None] + (self.bias - mean * scale)[:, None, None]).to(x.dtype)
 
-    def _remember(self, mean: Tensor, variance: Tensor) -> None:
+    def _update_running(self, mean: Tensor, variance: Tensor) -> None:
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         self.num_batches_tracked.add_(1)
@@ -142,7 +130,7 @@ class SharedBatchNorm(nn.BatchNorm2d):
 
 
 def share_batch_norm(module: nn.Module) -> None:
-    """Every batch norm in the module takes the statistics of the whole batch, in place."""
+    """Make every batch norm in the module use the statistics of the whole batch, in place."""
     for part in module.modules():
         if type(part) is nn.BatchNorm2d and part.affine:
             part.__class__ = SharedBatchNorm

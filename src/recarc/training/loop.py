@@ -1,11 +1,10 @@
-"""The only training loop. Methods plug into it through `Method`; lanes hold the state, the loop holds the clock."""
+"""The only training loop. Methods plug into it through `Method`; each `StageTrainer` holds the state of a stage."""
 
 from __future__ import annotations
 
 import math
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,190 +12,205 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recarc.errors import first_line
 from recarc.runtime import kernel_settings
 from recarc.training.batches import Pixels
-from recarc.training.checkpoint import RunFolder
-from recarc.training.cuda_graph import stepper
-from recarc.training.faults import Interrupted, TrainingError, memory_advice
-from recarc.training.progress import Board, Progress
-from recarc.training.speed_options import Machine
-from recarc.training.stage_trainer import Lane
+from recarc.training.checkpoint import CheckpointFolder, Interrupted, TrainingError
+from recarc.training.cuda_graph import step_function
+from recarc.training.progress import Progress
+from recarc.training.speed_options import Execution
+from recarc.training.stage_trainer import StageTrainer
 
-CHECK_EVERY = 50  # steps between looks at the device: is the loss finite, how fast are we
+CHECK_EVERY = 50  # steps between checks that the loss is finite
 VALIDATION_BATCH = 1000
 
 
 class Loop:
-    """Trains lanes with equal schedules at the same time, one step of each in turn (or side by side on a GPU)."""
+    """Trains stages with equal schedules at the same time, one step of each in turn (or side by side on a GPU).
+
+    `snapshot` returns the state to save in a checkpoint; `later_steps` are those of later stages.
+    """
 
     def __init__(
         self,
-        lanes: Sequence[Lane],
+        trainers: Sequence[StageTrainer],
         validation: Pixels | None,
-        machine: Machine,
-        folder: RunFolder,
+        execution: Execution,
+        folder: CheckpointFolder,
         progress: Progress,
-        board: Board,
         snapshot: Callable[[int], dict[str, Any]],
-        ahead: int = 0,
+        later_steps: int = 0,
     ) -> None:
-        self.lanes, self.validation, self.machine = list(lanes), validation, machine
-        self.folder, self.progress, self.board, self.snapshot, self.ahead = folder, progress, board, snapshot, ahead
-        recipe = self.lanes[0].recipe
-        self.recipe = recipe
-        self.steps_an_epoch = len(self.lanes[0].data) // recipe.batch
-        self.steps = steps_of(recipe.epochs, self.steps_an_epoch)
+        self.trainers, self.validation, self.execution = list(trainers), validation, execution
+        self.folder, self.progress, self.snapshot, self.later_steps = folder, progress, snapshot, later_steps
+        self.recipe = self.trainers[0].recipe
+        self.steps_per_epoch = len(self.trainers[0].data) // self.recipe.batch
+        self.steps = total_steps(self.recipe.epochs, self.steps_per_epoch)
 
     @property
     def label(self) -> str:
-        return " | ".join(lane.stage.label for lane in self.lanes)
+        return " | ".join(trainer.stage.label for trainer in self.trainers)
 
     def run(self, step: int = 0) -> None:
-        """From step `step` (its state is in the lanes) to the end."""
-        self.progress.stage(self.label, self.steps, self.recipe.epochs, self.ahead)
+        """Train from step `step`, whose state is in the trainers, to the end."""
+        self.progress.start_stage(self.label, self.steps, self.recipe.epochs, self.later_steps)
         with (
             memory_advice(self.recipe.batch),
-            kernel_settings(self.machine.device, benchmark=True),
+            kernel_settings(self.execution.device, benchmark=True),
             stop_signals() as stopped,
         ):
             self._load(step)
-            advance, done = None, self._patience_over(step)  # a checkpoint may be of the last step
+            advance, done = None, self._out_of_patience(step)  # a checkpoint may be of the last step
             while step < self.steps and not done:
                 if advance is None:
-                    advance = stepper(self.lanes, self.machine)
-                    self.progress.notes(self.machine.notes)
-                    self.progress.go()
+                    advance = step_function(self.trainers, self.execution)
+                    self.progress.notes(self.execution.notes)
+                    self.progress.start_clock()
                 advance()
                 step += 1
-                self.progress.tick(step, self.steps, self._settle)
-                done = self._between(step, bool(stopped))
+                self.progress.step_done(step, self.steps, self._synchronize)
+                done = self._between_steps(step, stopped.is_set())
                 if step < self.steps and not done:
                     self._load(step)
 
     def _load(self, step: int) -> None:
-        for lane in self.lanes:
-            lane.load(min(step, self.steps - 1), self.steps, self.steps_an_epoch)
+        for trainer in self.trainers:
+            trainer.load(min(step, self.steps - 1), self.steps, self.steps_per_epoch)
 
-    def _between(self, step: int, stopped: bool) -> bool:
-        """Everything that is not training: looks, validation, checkpoints. True: stop early."""
-        epoch_done = step % self.steps_an_epoch == 0 or step == self.steps
+    def _between_steps(self, step: int, stopped: bool) -> bool:
+        """Everything but training: checks, validation, checkpoints. True: stop early."""
+        epoch_done = step % self.steps_per_epoch == 0 or step == self.steps
         if step % CHECK_EVERY == 0 or epoch_done:
             self.check_finite(step)
-            left = self.progress.left(step, self.steps)
+            left = self.progress.seconds_left(step, self.steps)
             self.progress.live(f"{self.label}: step {step}/{self.steps}, {left:.0f} s left")
         if epoch_done:
-            self._epoch_end(step)
-        due, stopped = self.machine.group.any(self.folder.due(), stopped)  # a snapshot needs all processes
+            self._end_epoch(step)
+        due, stopped = self.execution.group.any(self.folder.due(), stopped)  # all processes take part in a snapshot
         if due or stopped:
             self.check_finite(step)
             self.folder.save(self.snapshot(step), step)
         if stopped:
-            raise Interrupted(f"interrupted at step {step} of {self.label}; {self.folder.kept()}")
-        return self._patience_over(step)
+            raise Interrupted(f"interrupted at step {step} of {self.label}; {self.folder.status()}")
+        return self._out_of_patience(step)
 
-    def _patience_over(self, step: int) -> bool:
-        """Whether every lane waited for so many epochs in vain."""
-        epoch = step // self.steps_an_epoch
-        waited = [epoch - lane.best.get("since", epoch) for lane in self.lanes]
-        return step % self.steps_an_epoch == 0 and 0 < self.recipe.patience <= min(waited)
+    def _out_of_patience(self, step: int) -> bool:
+        """Whether no trainer has improved for `patience` epochs."""
+        epoch = step // self.steps_per_epoch
+        waited = [epoch - trainer.best.get("since", epoch) for trainer in self.trainers]
+        return step % self.steps_per_epoch == 0 and 0 < self.recipe.patience <= min(waited)
 
     def check_finite(self, step: int) -> None:
-        bad = [(lane.bad_step(), lane) for lane in self.lanes]
-        for first, lane in bad:
+        for trainer in self.trainers:
+            first = trainer.bad_step()
             if first is not None:
                 raise TrainingError(
-                    f"the loss of {lane.stage.label} is not finite at step {first} (seen at step {step}); lower the "
-                    f"learning rate (now at most {self.recipe.lr:g}) or switch bf16 off; {self.folder.kept()}"
+                    f"the loss of {trainer.stage.label} is not finite at step {first} (noticed at step {step}); lower "
+                    f"the learning rate (now at most {self.recipe.lr:g}) or switch bf16 off; {self.folder.status()}"
                 )
 
-    def _epoch_end(self, step: int) -> None:
-        epoch = math.ceil(step / self.steps_an_epoch)
-        last = step == self.steps
-        look = self.validation is not None and (last or epoch % self.recipe.validate_every == 0)
-        for lane in self.lanes:
-            entry: dict[str, Any] = {"epoch": epoch, "loss": lane.read_losses()}
-            if look and self.validation is not None:
-                entry |= self._validate(lane, self.validation, epoch)
-            lane.history.append(entry)
-            self.progress.epoch(lane.stage.label, entry, self.recipe.epochs, step, self.steps)
-            if self.machine.group.main:
-                self.board.epoch(lane.stage.label, entry, step)
+    def _end_epoch(self, step: int) -> None:
+        epoch = math.ceil(step / self.steps_per_epoch)
+        due = step == self.steps or epoch % self.recipe.validate_every == 0
+        for trainer in self.trainers:
+            entry: dict[str, Any] = {"epoch": epoch, "loss": trainer.read_losses()}
+            if due and self.validation is not None:
+                entry |= self._validate(trainer, self.validation, epoch)
+            trainer.history.append(entry)
+            self.progress.epoch_done(trainer.stage.label, entry, self.recipe.epochs, step, self.steps)
 
-    def _validate(self, lane: Lane, validation: Pixels, epoch: int) -> dict[str, float]:
-        lane.seat_judges()
-        found = validate(lane, validation)
-        score, best = [found.get("attacked", found["clean"]), found["clean"]], lane.best.get("score", [-1.0, -1.0])
-        if score >= best:  # of equals the one trained longer
-            since = epoch if score > best else lane.best["since"]
-            lane.best = {"score": score, "epoch": epoch, "since": since, "states": lane.judged_states()}
+    def _validate(self, trainer: StageTrainer, validation: Pixels, epoch: int) -> dict[str, float]:
+        trainer.update_eval_models()
+        result = validate(trainer, validation)
+        score = [result.get("attacked", result["clean"]), result["clean"]]
+        best = trainer.best.get("score", [-1.0, -1.0])
+        if score >= best:  # of equals, the one trained longer
+            since = epoch if score > best else trainer.best["since"]
+            trainer.best = {"score": score, "epoch": epoch, "since": since, "states": trainer.eval_states()}
 
         def errors() -> Tensor:
-            return member_errors(lane, validation)
+            return member_errors(trainer, validation)
 
-        lane.method.epoch_end(lane.team, epoch, math.ceil(self.recipe.epochs), errors)
-        return found
+        trainer.method.epoch_end(trainer.context, epoch, math.ceil(self.recipe.epochs), errors)
+        return result
 
-    def _settle(self) -> None:
-        if self.machine.device.type == "cuda":
-            torch.cuda.synchronize(self.machine.device)
-
-
-def steps_of(epochs: float, steps_an_epoch: int) -> int:
-    return max(1, round(epochs * steps_an_epoch))
+    def _synchronize(self) -> None:
+        if self.execution.device.type == "cuda":
+            torch.cuda.synchronize(self.execution.device)
 
 
-def validate(lane: Lane, data: Pixels) -> dict[str, float]:
-    """Accuracy of the judged members: clean, and under the method's own attack if it has one; the images shared by all
-    processes."""
-    team, group = lane.judged_team(), lane.machine.group
-    sums = torch.zeros(3, dtype=torch.float64)  # the third counts images that were attacked, on all processes
-    for x, y in shared_batches(lane, data):
-        with lane.machine.autocast(), torch.no_grad():
-            clean = attacked = lane.method.score(team, x, y)
-            probed = lane.method.probe(team, x, y)
-            if probed is not x:
-                attacked = lane.method.score(team, probed, y)
-        sums += torch.tensor([float(clean.sum()), float(attacked.sum()), len(x) * (probed is not x)])
-    right, standing, probes = group.total(sums.to(lane.machine.device, torch.float32)).tolist()
-    found = {"clean": right / len(data)}
-    return {**found, "attacked": standing / len(data)} if probes else found
+def total_steps(epochs: float, steps_per_epoch: int) -> int:
+    return max(1, round(epochs * steps_per_epoch))
 
 
-def member_errors(lane: Lane, data: Pixels) -> Tensor:
-    """(M,) error rates of every member of the mixture on the method's attack: OSP's sub-gradient."""
-    team, group = lane.judged_team(), lane.machine.group
-    wrong = torch.zeros(len(team.mixture), device=lane.machine.device)
-    for x, y in shared_batches(lane, data):
-        with lane.machine.autocast(), torch.no_grad():
-            attacked = lane.method.probe(team, x, y)
-            wrong += torch.stack([(member(attacked).argmax(1) != y).float().sum() for member in team.mixture])
-    return group.total(wrong) / len(data)
+def validate(trainer: StageTrainer, data: Pixels) -> dict[str, float]:
+    """Accuracy of the evaluation models: clean, and under the method's own attack if it has one.
+
+    The processes share the images.
+    """
+    context, execution = trainer.eval_context(), trainer.execution
+    sums = torch.zeros(3, dtype=torch.float64)  # correct, correct under attack, attacked images
+    for x, y in _shared_batches(trainer, data):
+        with execution.autocast(), torch.no_grad():
+            clean = attacked = trainer.method.score(context, x, y)
+            x_adv = trainer.method.validation_batch(context, x, y)
+            if x_adv is not x:
+                attacked = trainer.method.score(context, x_adv, y)
+        sums += torch.tensor([float(clean.sum()), float(attacked.sum()), len(x) * (x_adv is not x)])
+    clean_sum, attacked_sum, images = execution.group.total(sums.to(execution.device, torch.float32)).tolist()
+    result = {"clean": clean_sum / len(data)}
+    return {**result, "attacked": attacked_sum / len(data)} if images else result
 
 
-def shared_batches(lane: Lane, data: Pixels) -> Iterator[tuple[Tensor, Tensor]]:
-    group = lane.machine.group
-    rows = torch.arange(len(data), device=lane.machine.device)[group.rank :: group.world]
+def member_errors(trainer: StageTrainer, data: Pixels) -> Tensor:
+    """(M,) error rate of every member of the mixture under the method's attack: OSP's sub-gradient."""
+    context, execution = trainer.eval_context(), trainer.execution
+    wrong = torch.zeros(len(context.mixture), device=execution.device)
+    for x, y in _shared_batches(trainer, data):
+        with execution.autocast(), torch.no_grad():
+            x_adv = trainer.method.validation_batch(context, x, y)
+            wrong += torch.stack([(member(x_adv).argmax(1) != y).float().sum() for member in context.mixture])
+    return execution.group.total(wrong) / len(data)
+
+
+def _shared_batches(trainer: StageTrainer, data: Pixels) -> Iterator[tuple[Tensor, Tensor]]:
+    group = trainer.execution.group
+    rows = torch.arange(len(data), device=trainer.execution.device)[group.rank :: group.world]
     for part in rows.split(VALIDATION_BATCH):
         x, y = data.images(part)
-        yield lane.machine.layout(x), y
+        yield trainer.execution.layout(x), y
 
 
 @contextmanager
-def stop_signals() -> Iterator[list[float]]:
-    """Ctrl-C and SIGTERM end the run after the current step, with a checkpoint; a second one at once."""
-    stopped: list[float] = []
+def stop_signals() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM end the run after the current step, with a checkpoint; a second one ends it at once."""
+    stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopped
         return
 
-    def note(number: int, frame: object) -> None:
-        if stopped:
+    def stop(number: int, frame: object) -> None:
+        if stopped.is_set():
             raise KeyboardInterrupt
-        stopped.append(time.monotonic())
+        stopped.set()
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stopped
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def memory_advice(batch: int) -> Iterator[None]:
+    """Report running out of memory in one line that says what to lower."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise TrainingError(
+            f"out of device memory at batch {batch}: {first_line(error)}; lower the batch size, "
+            "train members one by one (--one-by-one), or use a larger device"
+        ) from None
+    except MemoryError:
+        raise TrainingError(f"out of memory at batch {batch}: lower the batch size") from None

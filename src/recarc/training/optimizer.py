@@ -1,6 +1,6 @@
-"""Optimizers and the weight average with their rates as tensors, so that a CUDA graph can hold a whole step.
+"""Optimizers and the weight average, with their rates as tensors so that a CUDA graph can hold a whole step.
 
-All work is in place and over lists of tensors: a few kernels whatever the number of layers.
+All updates are in place and over lists of tensors: a few kernels, whatever the number of layers.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def optimizer_for(recipe: Recipe, weights: Sequence[Tensor]) -> SGD | Adam:
 
 
 class Average:
-    """An exponential average of weights and of batch norm's running statistics."""
+    """An exponential moving average of weights and of batch norm's running statistics."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.live = [t for m in modules for t in float_state(m)]
@@ -85,7 +85,7 @@ class Average:
 
 
 def float_state(module: nn.Module) -> list[Tensor]:
-    """Parameters and floating-point buffers that belong to the weights, in a fixed order."""
+    """The floating-point tensors of a state dict (weights and running statistics), in a fixed order."""
     return [t for t in module.state_dict(keep_vars=True).values() if t.is_floating_point()]
 
 

@@ -1,4 +1,4 @@
-"""Named hyper-parameters: the paper's, and a fast set for people with ten minutes."""
+"""Hyper-parameters by name: the paper's, and a fast set for people with ten minutes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGE = ("vgg16", "resnet18", "preact_resnet18", "wrn28_4")  # the paper's nets 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything about a training run that is not the problem itself. `drops` are fractions of the run."""
+    """The hyper-parameters of a training run. `drops` are fractions of the run."""
 
     epochs: float
     batch: int = 128
@@ -25,18 +25,18 @@ class Recipe:
     weight_decay: float = 2e-4
     schedule: str = "step"
     drops: tuple[float, ...] = (0.5, 0.75)
-    warmup: float = 0.25  # of a one-cycle run
+    warmup: float = 0.25  # fraction of a one-cycle run
     label_smoothing: float = 0.0
     ema: float = 0.0  # 0: no weight average
     attack_steps: int = 7
-    attack_step: float = 0.25  # of eps
-    # Batch norm while attacking: "train" as Rice et al. 2020 leave it, "eval" as in TRADES, which can be folded.
+    attack_step: float = 0.25  # fraction of eps
+    # Batch norm during the attack: "train" as in Rice et al. 2020, "eval" as in TRADES, which can be folded.
     attack_mode: str = "train"
     replays: int = 1
     diversity: float = 1.0  # scales the diversity terms of adp, gal and trs
-    validation: int = 1000  # images cut from the training set
+    validation: int = 1000  # images held out of the training set
     validate_every: int = 1  # epochs
-    patience: int = 0  # epochs without a better validation before stopping; 0: run to the end and keep the best
+    patience: int = 0  # epochs without improvement before stopping; 0: run to the end and keep the best
 
     def __post_init__(self) -> None:
         _check(self.epochs > 0 and math.isfinite(self.epochs), "epochs", self.epochs, "a number > 0")
@@ -47,12 +47,11 @@ class Recipe:
         _check(self.weight_decay >= 0, "weight_decay", self.weight_decay, ">= 0")
         _check(self.diversity >= 0, "diversity", self.diversity, ">= 0")
         _check(self.attack_step > 0, "attack_step", self.attack_step, "a fraction of eps > 0")
-        _check(
-            0 < self.warmup < 1, "warmup", self.warmup, "a fraction of the run in (0, 1), such as 0.01 for hardly any"
-        )
+        in_range = 0 < self.warmup < 1
+        _check(in_range, "warmup", self.warmup, "a fraction of the run in (0, 1), such as 0.01 for almost none")
         every = self.validate_every
-        fine = isinstance(every, int) and every >= 1
-        _check(fine, "validate_every", every, "a whole number >= 1 of epochs; validation=0 for none")
+        whole = isinstance(every, int) and every >= 1
+        _check(whole, "validate_every", every, "a whole number of epochs >= 1; use validation=0 for no validation")
         for name, least in (("batch", 1), ("attack_steps", 1), ("replays", 1), ("validation", 0), ("patience", 0)):
             value = getattr(self, name)
             _check(isinstance(value, int) and value >= least, name, value, f"a whole number >= {least}")
@@ -60,11 +59,25 @@ class Recipe:
         _choice("optimizer", self.optimizer, ("sgd", "adam"))
         _choice("attack_mode", self.attack_mode, ("train", "eval"))
 
+    def learning_rate(self, step: int, steps: int) -> float:
+        """The rate of step `step` (from 0) of `steps`."""
+        done = step / steps
+        if self.schedule == "step":
+            return self.lr * 0.1 ** sum(done >= drop for drop in self.drops)
+        if self.schedule == "one-cycle":  # linear up to the peak, linear down to zero
+            middle = (step + 0.5) / steps
+            return self.lr * min(middle / self.warmup, (1 - middle) / (1 - self.warmup))
+        return self.lr
+
+    def average_decay(self, step: int) -> float:
+        """The decay of the weight average; small at first, so that the initial weights are soon forgotten."""
+        return min(self.ema, (1 + step) / (10 + step))
+
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "drops": list(self.drops)}
 
     def changed(self, changes: dict[str, Any]) -> Recipe:
-        """The same recipe with these fields replaced; an unknown field is an error that names the nearest."""
+        """The same recipe with these fields replaced; the error for an unknown field suggests the nearest."""
         known = [f.name for f in fields(self)]
         for name in changes:
             if name not in known:
@@ -73,7 +86,7 @@ class Recipe:
 
 
 def recipe_for(name: str, method: str, data: str, arch: str) -> Recipe:
-    """The recipe of this name for a method on a data set."""
+    """The recipe of this name for a method, a data set and an architecture."""
     _choice("recipe", name, RECIPES)
     return _paper(method, data, arch) if name == "paper" else _fast(method, data, arch)
 
@@ -83,7 +96,7 @@ def _paper(method: str, data: str, arch: str) -> Recipe:
     if data not in ("svhn", "cifar10", "cifar100", "imagenet"):
         raise InputError(f"the paper has no recipe for {data}; use recipe 'fast'")
     if data == "imagenet":
-        # 90 epochs in all with m = 4 replays of each batch, so 22.5 passes over the data; / 10 every 30 of the 90.
+        # 90 epochs in total with m = 4 replays of each batch, so 22.5 passes over the data; lr / 10 every 30 of the 90.
         base = Recipe(90, batch=256, weight_decay=1e-4, drops=(1 / 3, 2 / 3), validation=5000)
         return replace(base, epochs=22.5, replays=4) if method == "free" else base
     base = Recipe(200, weight_decay=5e-4 if data == "cifar10" and arch in LARGE else 2e-4)
@@ -99,11 +112,11 @@ def _paper(method: str, data: str, arch: str) -> Recipe:
 
 
 def _fast(method: str, data: str, arch: str) -> Recipe:
-    """One cycle, weight average, attack in evaluation mode; sized for one GPU and ten minutes (digits: for seconds)."""
+    """One cycle, weight average, attack in evaluation mode; sized for ten minutes on one GPU (digits: for seconds)."""
     if data == "digits":
         return _digits(method)
     small = arch in ("resnet20", "cnn", "mobilenetv1", "linear")
-    # A small net underfits adversarial training: little weight decay and a high peak rate serve it best.
+    # A small net underfits in adversarial training: little weight decay and a high peak rate serve it best.
     base = Recipe(
         epochs=110 if small else 30,
         lr=0.05 if data == "svhn" else 0.2,  # adversarial training on SVHN collapses to one class at 0.2
@@ -143,14 +156,14 @@ def _digits(method: str) -> Recipe:
     if method == "free":
         return replace(base, replays=4, epochs=8)
     if method == "trs":
-        return replace(base, optimizer="adam", lr=3e-3, diversity=0.1)  # in few epochs the cosines would come first
+        return replace(base, optimizer="adam", lr=3e-3, diversity=0.1)  # in few epochs the cosines would dominate
     if method in ("mrboost", "barre"):
         return replace(base, epochs=10, lr=0.03)  # the margin loss is steep
     return base
 
 
-def _check(fine: bool, name: str, value: object, expected: str) -> None:
-    if not fine:
+def _check(valid: bool, name: str, value: object, expected: str) -> None:
+    if not valid:
         raise InputError(f"{name} is {value!r}; expected {expected}")
 
 

@@ -1,4 +1,4 @@
-"""`train`: from a method's name to a finished ensemble, through as many stages as the method needs."""
+"""`train`: from the name of a method to a finished ensemble, through as many stages as the method needs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from recarc.geometry import Norm
 from recarc.models.store import save_ensemble
 from recarc.provenance import commit
 from recarc.runtime import device_named
-from recarc.training.batches import Augmentation, split
-from recarc.training.checkpoint import RunFolder, lanes_state, load_lane, random_state, set_random_state
-from recarc.training.config import Problem, pose
-from recarc.training.distributed import check_batch, joined
-from recarc.training.faults import TrainingError, disk_message
-from recarc.training.loop import Loop, steps_of
-from recarc.training.method import Stage
-from recarc.training.progress import Board, Progress, duration, to_stderr
-from recarc.training.speed_options import Machine, Switches, fit, machine_for
-from recarc.training.stage_trainer import Lane
+from recarc.training.batches import split
+from recarc.training.checkpoint import CheckpointFolder, TrainingError, disk_message, random_state, set_random_state
+from recarc.training.config import TrainingConfig, configure
+from recarc.training.distributed import check_batch, training_group
+from recarc.training.loop import Loop, total_steps
+from recarc.training.method import Method, Stage
+from recarc.training.progress import Progress, counted, duration, to_stderr
+from recarc.training.speed_options import Execution, SpeedOptions, make_execution
+from recarc.training.stage_trainer import StageTrainer, weights_of
 
 
 def train(
-    method: str,
+    method: str | Method,
     data: str | Path | ImageSet,
     arch: str = "resnet20",
     *,
@@ -47,23 +46,25 @@ def train(
     changes: Mapping[str, Any] | None = None,
     arch_options: Mapping[str, Any] | None = None,
     device: str | torch.device | None = None,
-    switches: Switches | None = None,
+    speed: SpeedOptions | None = None,
     checkpoint_minutes: float = 5.0,
     confirm: bool = False,
     data_dir: str | Path | None = None,
     tensorboard: str | Path | None = None,
+    trust_code: bool = False,
     say: Callable[[str], None] | None = to_stderr,
 ) -> RandomizedEnsemble:
-    """Trains an ensemble and, with `out`, leaves it as an ensemble folder; the same call goes on after a crash.
+    """Train an ensemble and, with `out`, save it as an ensemble folder; after a crash, the same call resumes.
 
-    `changes` replaces fields of the recipe (epochs, lr, ...). `start` gives the first members (bat) or the baseline
-    (dverge) as an ensemble or its folder. `say=None` is silent. Everything is checked before anything is computed.
+    `method` is a name, with `trust_code` also `package.module:Class`, or a `Method` of your own. `changes` replaces
+    fields of the recipe (epochs, lr, ...). `start` provides the first members (bat) or the baseline (dverge) as an
+    ensemble or its folder. `confirm` accepts an eps of an unlikely scale. `say=None` is silent. Everything is checked
+    before anything is computed.
 
     >>> rec = train("bat", "cifar10", norm="linf", eps=8 / 255, out="bat")      # doctest: +SKIP
     """
-    wishes = switches or Switches()
     where = device_named(device)
-    problem = pose(
+    config = configure(
         method,
         data,
         arch,
@@ -79,223 +80,196 @@ def train(
         confirm=confirm,
         saved=out is not None,
         data_dir=data_dir,
+        trust_code=trust_code,
     )
     target = None if out is None else Path(out)
-    with joined(where) as group:
-        check_batch(problem.recipe.batch, group)
-        folder = RunFolder(target, problem.config(), checkpoint_minutes, writer=group.main)
-        progress = Progress(say if group.main else None, sys.stderr)
+    with training_group(where) as group:
+        check_batch(config.recipe.batch, group)
+        execution = make_execution(config, where, group, speed or SpeedOptions())
+        folder = CheckpointFolder(target, config.to_json(), checkpoint_minutes, group)
+        progress = Progress(say, sys.stderr, tensorboard) if group.first else Progress(None)
         before = random_state()
         try:
-            run = Run(problem, machine_for(where, group, wishes), wishes, folder, progress, Board(tensorboard))
-            return run.finish(run.train())
+            return TrainingRun(config, execution, folder, progress).train()
         finally:
             folder.release()
             set_random_state(before)
 
 
-class Run:
+class TrainingRun:
     """One training run through its stages."""
 
     def __init__(
-        self,
-        problem: Problem,
-        machine: Machine,
-        wishes: Switches,
-        folder: RunFolder,
-        progress: Progress,
-        board: Board,
+        self, config: TrainingConfig, execution: Execution, folder: CheckpointFolder, progress: Progress
     ) -> None:
-        self.problem, self.machine, self.wishes = problem, machine, wishes
-        self.folder, self.progress, self.board = folder, progress, board
-        self.groups = self._groups()
-        self.kinds = self._kinds()
-        self.kept = folder.open()
-        self.data, self.validation = split(problem.data, problem.recipe.validation, problem.seed, machine.device)
-        self.done: dict[int, dict[str, Tensor]] = {i: states(m) for i, m in enumerate(problem.given)}
+        self.config, self.execution, self.folder, self.progress = config, execution, folder, progress
+        self.groups = self._plan()
+        self.templates = self._templates()
+        self.checkpoint = folder.open()
+        self.data, self.validation = split(config.data, config.recipe.validation, config.seed, execution.device)
+        self.finished: dict[int, dict[str, Tensor]] = {i: weights_of(m) for i, m in enumerate(config.pretrained)}
         self.curve: dict[str, Any] = {}  # by the name of a finished stage
-        self.begun: dict[str, dict[str, Any]] = {}  # by the name of a stage that is to go on: its lane's state
-        self.seconds, self.began = 0.0, time.monotonic()
+        self.unfinished: dict[str, dict[str, Any]] = {}  # by the name of a stage to resume: its trainer's state
+        self.seconds, self.started = 0.0, time.monotonic()
 
-    def _groups(self) -> list[list[Stage]]:
-        """Stages that run at the same time, in order."""
-        groups = self.problem.method.plan(self.problem.members, len(self.problem.given))
+    def _plan(self) -> list[list[Stage]]:
+        """Groups of stages that run at the same time, in order."""
+        groups = self.config.method.plan(self.config.members, len(self.config.pretrained))
         groups = [group for group in groups if group]
         if not groups:
-            raise InputError(f"all {self.problem.members} members are given by start: there is nothing to train")
-        fit(self.machine, self.problem.method, self._template(), self.problem.recipe.attack_mode, self.wishes)
-        if self.machine.side_by_side:
+            raise InputError(f"start provides all {self.config.members} members: there is nothing to train")
+        if self.execution.speed.side_by_side:
             return groups
         return [[stage] for group in groups for stage in group]
 
-    def _kinds(self) -> dict[int, nn.Module]:
-        """For each member that is a given one or starts from it (and from one that did): the given one."""
-        kinds = dict(enumerate(self.problem.given))
+    def _templates(self) -> dict[int, nn.Module]:
+        """The pretrained module of which each member is a copy, for members that start from one directly or not."""
+        templates = dict(enumerate(self.config.pretrained))
         for stage in (stage for group in self.groups for stage in group):
             for member, source in zip(stage.members, stage.start or ()):
-                if source in kinds:
-                    kinds[member] = kinds[source]
-        return kinds
+                if source in templates:
+                    templates[member] = templates[source]
+        return templates
 
-    def _template(self) -> nn.Module:
-        return self.problem.fresh_member(0)
-
-    def _steps(self, group: list[Stage]) -> int:
-        recipe = self.problem.recipe
-        return steps_of(recipe.epochs, len(self.data) // recipe.batch)
-
-    def train(self) -> list[nn.Module]:
-        torch.manual_seed(self.problem.seed)
-        if self.kept is not None:
-            self.done, self.curve, self.seconds = self.kept["done"], self.kept["curve"], self.kept["seconds"]
-            self.begun = self.kept["lanes"]
-        left = self._left()
-        self._announce(left[0])
-        for number, group in enumerate(left, 1):
-            step = self._step(group[0])
-            lanes = [self.lane(stage) for stage in group]
-            for lane in lanes:
-                if lane.stage.name in self.begun:
-                    load_lane(lane, self.begun.pop(lane.stage.name))
-            if self.kept is not None:
-                set_random_state(self.kept["random"])
-            self.kept = None
-            self._loop(lanes, left[number:]).run(step)
-            self._collect(lanes)
-            if number < len(left):
+    def train(self) -> RandomizedEnsemble:
+        torch.manual_seed(self.config.seed)
+        checkpoint = self.checkpoint
+        if checkpoint is not None:
+            self.finished, self.curve = checkpoint["finished"], checkpoint["curve"]
+            self.seconds, self.unfinished = checkpoint["seconds"], checkpoint["stages"]
+        remaining = self._remaining()
+        self._announce(remaining[0])
+        for number, group in enumerate(remaining, 1):
+            step = self._first_step(group[0])
+            trainers = [self.trainer(stage) for stage in group]
+            for trainer in trainers:
+                if trainer.stage.name in self.unfinished:
+                    trainer.load_state(self.unfinished.pop(trainer.stage.name))
+            if checkpoint is not None:
+                set_random_state(checkpoint["random"])
+            checkpoint = None
+            self._loop(trainers, remaining[number:]).run(step)
+            self._collect(trainers)
+            if number < len(remaining):
                 self.folder.save(self._snapshot([], 0), 0)
-        return [self._finished(i) for i in range(self.problem.members)]
+        return self._finish()
 
-    def _left(self) -> list[list[Stage]]:
-        """The groups that are to be trained yet; stages that have come to different steps go one after the other."""
-        left = []
+    def _remaining(self) -> list[list[Stage]]:
+        """The groups still to train; stages of a group that have reached different steps run one after the other."""
+        remaining = []
         for group in self.groups:
-            at: dict[int, list[Stage]] = {}
+            by_step: dict[int, list[Stage]] = {}
             for stage in group:
                 if stage.name not in self.curve:
-                    at.setdefault(self._step(stage), []).append(stage)
-            left += [at[step] for step in sorted(at, reverse=True)]
-        return left
+                    by_step.setdefault(self._first_step(stage), []).append(stage)
+            remaining += [by_step[step] for step in sorted(by_step, reverse=True)]
+        return remaining
 
-    def _step(self, stage: Stage) -> int:
-        """Where a stage begins or goes on."""
-        return int(self.begun[stage.name]["step"]) if stage.name in self.begun else 0
+    def _first_step(self, stage: Stage) -> int:
+        """Where a stage starts or resumes."""
+        return int(self.unfinished[stage.name]["step"]) if stage.name in self.unfinished else 0
+
+    def _steps_per_group(self) -> int:
+        return total_steps(self.config.recipe.epochs, len(self.data) // self.config.recipe.batch)
 
     def _announce(self, first: list[Stage]) -> None:
-        problem, total = self.problem, sum(self._steps(group) for group in self.groups)
-        ball = f", {problem.ball.norm} eps {problem.ball.eps:.4g}" if problem.ball else ""
+        config, stages = self.config, len(self.groups)
+        steps = counted(stages * self._steps_per_group(), "step")
+        ball = f", {config.ball.norm} eps {config.ball.eps:.4g}" if config.ball else ""
         self.progress.say(
-            f"{problem.method.name}: {problem.members} x {problem.arch} on {problem.data.name}{ball}, recipe "
-            f"{problem.recipe_name}, seed {problem.seed}; {total} steps of {problem.recipe.batch} images in "
-            f"{len(self.groups)} stage{'s' * (len(self.groups) > 1)} on {self.machine.state()['device']}; on: "
-            f"{', '.join(map(str, self.machine.state()['on'])) or 'nothing special'}"  # type: ignore[call-overload]
+            f"{config.method.name}: {config.members} x {config.arch} on {config.data.name}{ball}, recipe "
+            f"{config.recipe_name}, seed {config.seed}; {steps} of {config.recipe.batch} images "
+            f"in {counted(stages, 'stage')} on {self.execution.device_name()}; "
+            f"speed options: {', '.join(self.execution.speed.active()) or 'none'}"
         )
-        self.progress.notes(self.machine.notes)
-        if self.kept is not None:
+        self.progress.notes(self.execution.notes)
+        if self.checkpoint is not None:
             number = next(i for i, group in enumerate(self.groups, 1) if first[0] in group)
-            self.progress.say(f"going on from stage {number}, step {self._step(first[0])}")
-        others = {state["device"] for state in self.begun.values()} - {self.machine.device.type}
+            self.progress.say(f"resuming at stage {number}, step {self._first_step(first[0])}")
+        others = {state["device"] for state in self.unfinished.values()} - {self.execution.device.type}
         if others:
-            self.progress.say(f"begun on {', '.join(others)}: other random numbers from here on than there")
+            self.progress.say(f"started on {', '.join(others)}: the random numbers differ from here on")
 
-    def _loop(self, lanes: list[Lane], later: list[list[Stage]]) -> Loop:
-        ahead = sum(self._steps(group) for group in later)
-
-        def snapshot(step: int) -> dict[str, Any]:
-            return self._snapshot(lanes, step)
-
-        return Loop(lanes, self.validation, self.machine, self.folder, self.progress, self.board, snapshot, ahead=ahead)
-
-    def lane(self, stage: Stage) -> Lane:
-        problem = self.problem
-        method = stage.method or problem.method
+    def trainer(self, stage: Stage) -> StageTrainer:
         starts = stage.start or (None,) * len(stage.members)
         masters = [
-            problem.fresh_member(i) if source is None else self._finished(source, i)
+            self.config.fresh_member(i) if source is None else self._finished_member(source, i)
             for i, source in zip(stage.members, starts)
         ]
-        return Lane(
-            stage,
-            method,
-            problem.recipe,
-            masters,
-            [self._finished(i) for i in stage.fixed],
-            self.data,
-            Augmentation.of(problem.data.name),
-            problem.ball,
-            seed=problem.seed + stage.members[0] + 7919 * stage.phase,
-            machine=self.machine,
-        )
+        fixed = [self._finished_member(i, i) for i in stage.fixed]
+        return StageTrainer(stage, self.config, masters, fixed, self.data, self.execution)
 
-    def _finished(self, index: int, seat: int | None = None) -> nn.Module:
-        """A finished member as a new module; a given one keeps its own kind and hands it on."""
-        if index in self.kinds:
-            module = copy.deepcopy(self.kinds[index])
-        else:
-            module = self.problem.fresh_member(index if seat is None else seat)
-        module.load_state_dict(self.done[index])
+    def _finished_member(self, index: int, position: int) -> nn.Module:
+        """A finished member as a new module at `position`; pretrained ones pass their own architecture on."""
+        template = self.templates.get(index)
+        module = self.config.fresh_member(position) if template is None else copy.deepcopy(template)
+        module.load_state_dict(self.finished[index])
         return module.float().requires_grad_(True)
 
-    def _collect(self, lanes: list[Lane]) -> None:
-        for lane in lanes:
-            for index, state in zip(lane.stage.members, lane.result()):
-                self.done[index] = state
-            chosen = {k: lane.best[k] for k in ("epoch", "score") if k in lane.best}
-            self.curve[lane.stage.name] = {"epochs": lane.history, "chosen": chosen, "alpha": lane.team.alpha.tolist()}
+    def _loop(self, trainers: list[StageTrainer], later: list[list[Stage]]) -> Loop:
+        def snapshot(step: int) -> dict[str, Any]:
+            return self._snapshot(trainers, step)
 
-    def _snapshot(self, lanes: list[Lane], step: int) -> dict[str, Any]:
+        later_steps = len(later) * self._steps_per_group()
+        return Loop(trainers, self.validation, self.execution, self.folder, self.progress, snapshot, later_steps)
+
+    def _collect(self, trainers: list[StageTrainer]) -> None:
+        for trainer in trainers:
+            for index, weights in zip(trainer.stage.members, trainer.result()):
+                self.finished[index] = weights
+            chosen = {k: trainer.best[k] for k in ("epoch", "score") if k in trainer.best}
+            alpha = trainer.context.alpha.tolist()
+            self.curve[trainer.stage.name] = {"epochs": trainer.history, "chosen": chosen, "alpha": alpha}
+
+    def _snapshot(self, trainers: list[StageTrainer], step: int) -> dict[str, Any]:
         return {
             "step": step,
-            "lanes": self.begun | lanes_state(lanes, step),
-            "done": self.done,
+            "stages": self.unfinished | {trainer.stage.name: trainer.state(step) for trainer in trainers},
+            "finished": self.finished,
             "curve": self.curve,
             "random": random_state(),
-            "seconds": self._spent(),
+            "seconds": self._elapsed(),
         }
 
-    def _spent(self) -> float:
-        return self.seconds + time.monotonic() - self.began
+    def _elapsed(self) -> float:
+        return self.seconds + time.monotonic() - self.started
 
-    def finish(self, members: list[nn.Module]) -> RandomizedEnsemble:
-        """Probabilities, provenance, the folder."""
-        problem, group = self.problem, self.machine.group
-        ensemble = RandomizedEnsemble([m.to(self.machine.device).eval() for m in members])
-        ensemble = ensemble.with_alpha(problem.alpha if problem.alpha is not None else self._alpha(ensemble))
-        if self.folder.out is not None and group.main:
+    def _finish(self) -> RandomizedEnsemble:
+        """Sampling probabilities, provenance, the ensemble folder."""
+        members = [self._finished_member(i, i).to(self.execution.device).eval() for i in range(self.config.members)]
+        ensemble = RandomizedEnsemble(members)
+        ensemble = ensemble.with_alpha(self._alpha(ensemble) if self.config.alpha is None else self.config.alpha)
+        if self.folder.out is not None and self.execution.group.first:
             self._save(ensemble, self.folder.out)
             self.folder.close()
-        group.wait()
+        self.execution.group.wait()
         return ensemble
 
     def _alpha(self, ensemble: RandomizedEnsemble) -> Sequence[float] | Tensor | None:
-        if self.validation is None or self.problem.ball is None:
-            return self.problem.method.alpha(self.problem.members)
-        x, y = self.validation.images(torch.arange(min(len(self.validation), 1000), device=self.machine.device))
-        chosen = self.problem.method.choose_alpha(ensemble, x, y, self.problem.ball)
-        return chosen if chosen is not None else self.problem.method.alpha(self.problem.members)
+        method, ball = self.config.method, self.config.ball
+        if self.validation is None or ball is None:
+            return method.alpha(self.config.members)
+        x, y = self.validation.images(torch.arange(min(len(self.validation), 1000), device=self.execution.device))
+        chosen = method.choose_alpha(ensemble, x, y, ball)
+        return chosen if chosen is not None else method.alpha(self.config.members)
 
     def _save(self, ensemble: RandomizedEnsemble, out: Path) -> None:
         try:
             save_ensemble(ensemble, out, made_by=self.provenance())
         except OSError as error:
-            raise TrainingError(disk_message(error, out, self.folder.kept())) from None
-        self.progress.say(f"{out}: {len(ensemble)} members after {duration(self._spent())}")
+            raise TrainingError(disk_message(error, out, self.folder.status())) from None
+        self.progress.say(f"{out}: {counted(len(ensemble), 'member')} after {duration(self._elapsed())}")
 
     def provenance(self) -> dict[str, Any]:
-        config = self.problem.config()
         return {
             "command": "train",
-            **{k: v for k, v in config.items() if k != "format"},
+            **{k: v for k, v in self.config.to_json().items() if k != "format"},
             "training_images": len(self.data),
             "validation_images": len(self.validation) if self.validation else 0,
             "commit": commit(),
-            "machine": self.machine.state(),
-            "notes": self.machine.notes,
-            "seconds": round(self._spent(), 1),
+            "machine": self.execution.to_json(),
+            "notes": self.execution.notes,
+            "seconds": round(self._elapsed(), 1),
             "torch": torch.__version__,
             "curve": self.curve,
         }
-
-
-def states(module: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}

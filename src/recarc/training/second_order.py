@@ -1,8 +1,8 @@
 """Convolutions whose second derivatives are convolutions of the same size.
 
 A convolution y = w * x has two gradients, and all three are bilinear: y in (x, w), the gradient in x in (g, w), that in
-w in (x, g). So each one's derivatives are the other two again. PyTorch takes the second derivative in the weights by a
-convolution of its own instead, with the images of the batch for channels and kernels as large as an image.
+w in (x, g). So the derivatives of each are again the other two. PyTorch instead computes the second derivative in the
+weights as a convolution with the images of the batch as channels and kernels as large as an image, which is slow.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-# One for the process, not for a thread: the backward pass of a GPU runs in a thread of its own. So one thread at a time
-# may train a method that takes second derivatives.
+# Per process, not per thread: the backward pass of a GPU runs in its own thread. So only one thread at a time may train
+# a method that takes second derivatives.
 _inputs_only = False
 
 
 @contextmanager
 def inputs_only() -> Iterator[None]:
-    """For a pass that asks for gradients in inputs alone: those in the weights of a `second_order` convolution, which
-    it would compute and drop, are left out. The graph it makes is whole: later passes get every gradient."""
+    """For a backward pass that needs input gradients only: skips the weight gradients of `second_order` convolutions.
+
+    The graph it creates is complete: later passes get every gradient.
+    """
     global _inputs_only
     before, _inputs_only = _inputs_only, True
     try:
@@ -47,7 +49,7 @@ class Shape(NamedTuple):
 
 
 class _Output(Function):
-    """y of (x, w)."""
+    """y as a function of (x, w)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, shape: Shape) -> Tensor:
@@ -58,14 +60,14 @@ class _Output(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[1] and not _inputs_only  # the first is of the forward pass: w can get a gradient
+        wanted = ctx.needs_input_grad[1] and not _inputs_only  # the former is fixed by the forward pass
         in_x = _InputGradient.apply(g, w, x, ctx.shape) if ctx.needs_input_grad[0] else None
         in_w = _WeightGradient.apply(x, g, w, ctx.shape) if wanted else None
         return in_x, in_w, None
 
 
 class _InputGradient(Function):
-    """The gradient in x, of (g, w); of x only the shape counts."""
+    """The gradient in x as a function of (g, w); of x only the shape matters."""
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, w: Tensor, x: Tensor, shape: Shape) -> Tensor:
@@ -82,7 +84,7 @@ class _InputGradient(Function):
 
 
 class _WeightGradient(Function):
-    """The gradient in w, of (x, g); of w only the shape counts."""
+    """The gradient in w as a function of (x, g); of w only the shape matters."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, g: Tensor, w: Tensor, shape: Shape) -> Tensor:
@@ -99,7 +101,7 @@ class _WeightGradient(Function):
 
 
 class second_order(TorchFunctionMode):
-    """Inside, `torch.conv2d` is one to be differentiated twice. Other functions are left alone."""
+    """Inside, `torch.conv2d` is one that is cheap to differentiate twice. Other functions are left alone."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None

@@ -1,4 +1,4 @@
-"""A trained member as each pass sees it: the weights themselves, a half-precision copy, a folded copy to attack."""
+"""A member in training as each pass sees it: the weights, a half-precision copy, a folded copy to attack."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from recarc.errors import InputError
-from recarc.fast.convert import fused
+from recarc.fast.convert import fuse_if_possible
 from recarc.fast.fold import conv_norm_pairs, fold_batch_norm
-from recarc.fast.fuse import Run
+from recarc.fast.fuse import FusedBlock
 
 
-class Copies:
-    """`train` takes the forward and backward pass of the update; `attack` is what the attack differentiates.
+class ShadowModels:
+    """Two models that follow the float32 weights of `master`: `train` for the update, `attack` for the attack.
 
-    Both follow the float32 weights of `master`: what they do not share with it, `refresh` copies. `fold` and with it
-    `fuse` are for a master that can be folded; another, such as one of another architecture given to start from, is
-    attacked as it is.
+    What they do not share with the master, `refresh` copies. `fold`, and with it `fuse`, apply to a master that can be
+    folded; any other, such as a pretrained member of another architecture, is attacked as it is.
     """
 
     def __init__(self, master: nn.Module, *, half: bool, attack_mode: str, fold: bool, fuse: bool = False) -> None:
         self.master = master
-        self._copied: list[tuple[list[Tensor], list[Tensor]]] = []  # (to, from)
+        self._copied: list[tuple[list[Tensor], list[Tensor]]] = []  # (target, source)
         self._folding: _Folding | None = None
         self.train = self._half_copy(master) if half else master
         if attack_mode == "train":
@@ -42,13 +41,13 @@ class Copies:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        for to, source in self._copied:
-            torch._foreach_copy_(to, source)
+        for target, source in self._copied:
+            torch._foreach_copy_(target, source)
         if self._folding is not None:
             self._folding.refresh()
 
     def _half_copy(self, master: nn.Module) -> nn.Module:
-        """Matrices and filters in bfloat16 of their own; vectors (batch norm, biases) and buffers shared."""
+        """Matrices and filters copied to bfloat16; vectors (batch norm, biases) and buffers shared."""
         wide = [p for p in master.parameters() if p.dim() >= 2]
         narrow = [nn.Parameter(p.detach().to(torch.bfloat16), p.requires_grad) for p in wide]
         self._copied.append(([p.data for p in narrow], [p.data for p in wide]))
@@ -63,7 +62,7 @@ def shared_copy(module: nn.Module, instead: dict[int, nn.Parameter] | None = Non
 
 
 class _Folding:
-    """An evaluation copy with batch norm folded into the convolutions, kept up to date with the training weights."""
+    """An evaluation copy with batch norm folded into the convolutions, kept in step with the training weights."""
 
     def __init__(self, master: nn.Module, half: bool, fuse: bool) -> None:
         pairs = conv_norm_pairs(master)
@@ -76,28 +75,28 @@ class _Folding:
         done = {f"{conv}.{kind}" for conv, _ in pairs for kind in ("weight", "bias")}
         if half:
             _halve(self.module)
-        self.to = [conv.weight.data for conv in folded], [_bias(conv) for conv in folded]
+        self.folded = [conv.weight.data for conv in folded], [_bias(conv) for conv in folded]
         state, source = self.module.state_dict(keep_vars=True), master.state_dict(keep_vars=True)
         rest = [name for name in state if name not in done]
         self.rest = [state[name].data for name in rest], [source[name].data for name in rest]
-        self.runs: list[Run] = []
+        self.runs: list[FusedBlock] = []
         if fuse:
-            self.module = fused(self.module, torch.bfloat16)
-            self.runs = [m for m in self.module.modules() if isinstance(m, Run)]
+            self.module = fuse_if_possible(self.module, torch.bfloat16)
+            self.runs = [m for m in self.module.modules() if isinstance(m, FusedBlock)]
 
     def refresh(self) -> None:
         """w <- w s and b <- (b - mean) s + beta with s = gamma / sqrt(var + eps)."""
-        variances = torch._foreach_add([_statistics(norm)[1] for norm in self.norms], self.norms[0].eps)
+        variances = torch._foreach_add([_running(norm)[1] for norm in self.norms], self.norms[0].eps)
         torch._foreach_sqrt_(variances)
         scales = list(torch._foreach_div([norm.weight.data for norm in self.norms], list(variances)))
-        means = [_statistics(norm)[0] for norm in self.norms]
+        means = [_running(norm)[0] for norm in self.norms]
         shifts = [mean if b is None else mean - b for mean, b in zip(means, self.biases)]
         offsets = torch._foreach_mul(shifts, scales)
         torch._foreach_neg_(offsets)
         torch._foreach_add_(offsets, [norm.bias.data for norm in self.norms])
         filters = [w * s.view(-1, 1, 1, 1) for w, s in zip(self.weights, scales)]
-        torch._foreach_copy_(self.to[0], filters)
-        torch._foreach_copy_(self.to[1], list(offsets))
+        torch._foreach_copy_(self.folded[0], filters)
+        torch._foreach_copy_(self.folded[1], list(offsets))
         if self.rest[0]:
             torch._foreach_copy_(*self.rest)
         for run in self.runs:
@@ -105,7 +104,7 @@ class _Folding:
 
 
 def foldable(module: nn.Module) -> str | None:
-    """None if batch norm can be folded into this architecture, else why not."""
+    """None if batch norm can be folded into this architecture, else the reason why not."""
     try:
         pairs = conv_norm_pairs(module)
     except InputError as error:
@@ -119,18 +118,18 @@ def foldable(module: nn.Module) -> str | None:
 
 
 def frozen_copy(member: nn.Module, half: bool, fold: bool, fuse: bool = False) -> nn.Module:
-    """An earlier member for attacks through it: evaluation mode, no gradients to weights, folded where possible."""
+    """An earlier member to attack: in evaluation mode, without gradients to weights, folded where possible."""
     fold = fold and foldable(member) is None
     fixed = fold_batch_norm(member) if fold else copy.deepcopy(member)
     fixed.requires_grad_(False).eval()
     if half:
         _halve(fixed)
-    return fused(fixed, torch.bfloat16) if fold and fuse else fixed
+    return fuse_if_possible(fixed, torch.bfloat16) if fold and fuse else fixed
 
 
 @contextmanager
 def without_weight_gradients(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Only inputs get gradients inside."""
+    """Inside, gradients flow to inputs only."""
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     try:
         for p in parameters:
@@ -142,7 +141,7 @@ def without_weight_gradients(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _halve(net: nn.Module) -> None:
-    """Convolutions and matrices in bfloat16, biases too."""
+    """Convert convolutions and matrices to bfloat16, with their biases."""
     for module in net.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             module.to(torch.bfloat16)
@@ -160,7 +159,7 @@ def _norm(module: nn.Module, name: str) -> nn.BatchNorm2d:
     return norm
 
 
-def _statistics(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+def _running(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     assert norm.running_mean is not None and norm.running_var is not None
     return norm.running_mean, norm.running_var
 

@@ -1,6 +1,7 @@
-"""Trained ensembles that come with the package: `zoo:NAME` wherever an ensemble folder is asked for.
+"""Trained ensembles that come with the package: `zoo:NAME` works wherever an ensemble folder is expected.
 
-`index.json` holds the SHA-256 of every file and how each ensemble was made; a file that differs is refused.
+`index.json` holds the SHA-256 of every file and how each ensemble was made; a file that differs is refused. It also
+lists the commands that train the ensembles of the paper, most of which are too large to ship.
 """
 
 from __future__ import annotations
@@ -8,22 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recarc.atomic import write_bytes
+from recarc.atomic import replacing, write_bytes
 from recarc.errors import InputError, unknown
 
 HOME = Path(__file__).parent
 INDEX = "index.json"
+DESCRIPTION = "ensemble.json"
 PREFIX = "zoo:"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One ensemble of the zoo. `made` and `recipe` name the recipe that makes it again."""
+    """One ensemble of the zoo. `made` and `recipe` name the recipe that reproduces it."""
 
     name: str
     title: str
@@ -37,69 +39,92 @@ class Entry:
 
 
 def entries(home: Path | None = None) -> list[Entry]:
-    """What is in the zoo, in alphabetical order."""
-    path = (home or HOME) / INDEX
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))["ensembles"]
-        return sorted((Entry(**entry) for entry in told), key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is damaged ({error}); install recarc again") from None
+    """The ensembles of the zoo, in alphabetical order."""
+    return _index(home or HOME)[0]
 
 
-def folder(name: str, home: Path | None = None) -> Path:
-    """The ensemble folder of this name, after every file was compared with the index."""
-    known = {entry.name: entry for entry in entries(home)}
-    if name not in known:
-        raise unknown("ensemble of the zoo", name, known)
-    path = (home or HOME) / name
-    for file, expected in known[name].files.items():
-        try:
-            found = hashlib.sha256((path / file).read_bytes()).hexdigest()
-        except OSError as error:
-            raise InputError(f"{PREFIX}{name} lacks {file} ({error.strerror}); install recarc again") from None
-        if found != expected:
-            raise InputError(
-                f"{PREFIX}{name}: {file} is corrupt, its SHA-256 is {found[:12]}... and the index says "
-                f"{expected[:12]}...; install recarc again"
-            )
-    return path
+def recipes() -> dict[str, str]:
+    """The command that trains each ensemble of the paper, in a checkout of the repository."""
+    return _index(HOME)[1]
+
+
+def folder(name: str) -> Path:
+    """The folder of an ensemble, after comparing its description with the index.
+
+    The description holds the hashes of the weights, which `load_ensemble` compares when it reads them.
+    """
+    return _compared(name, [DESCRIPTION])
+
+
+def verify(name: str) -> None:
+    """Compare every file of an ensemble with the index."""
+    _compared(name, None)
 
 
 def resolved(path: str | os.PathLike[str]) -> Path:
-    """A path as it is; `zoo:NAME` as the folder of that ensemble."""
+    """The path itself; for `zoo:NAME` the folder of that ensemble."""
     text = os.fspath(path)
     return folder(text[len(PREFIX) :]) if text.startswith(PREFIX) else Path(path)
 
 
 def add(source: Path, name: str, title: str, made: str, recipe: str, home: Path | None = None) -> Entry:
-    """Copies an ensemble folder into the zoo and writes its hashes and provenance into the index."""
+    """Copy an ensemble folder into the zoo, with its hashes and provenance in the index."""
     where = home or HOME
-    told = json.loads((source / "ensemble.json").read_text(encoding="utf-8"))
-    names = ["ensemble.json", *(member["weights"] for member in told["members"])]
+    description = json.loads((source / DESCRIPTION).read_text(encoding="utf-8"))
+    names = [DESCRIPTION, *(member["weights"] for member in description["members"])]
     for plain in (name, *names):
         if plain in ("", ".", "..") or set(plain) & set("/\\:\0"):
             raise InputError(f"{plain!r} would lie outside the zoo; expected a plain name")
     contents = {file: (source / file).read_bytes() for file in names}
     hashes = {file: hashlib.sha256(data).hexdigest() for file, data in contents.items()}
-    entry = Entry(name, title, made, recipe, hashes, summary(told.get("made_by", {})))
-    others = [other for other in entries(where) if other.name != name]
-    document = {"format": 1, "ensembles": [e.to_json() for e in sorted([*others, entry], key=lambda e: e.name)]}
-    (where / name).mkdir(parents=True, exist_ok=True)
-    for file, data in contents.items():
-        (where / name / file).write_bytes(data)
+    entry = Entry(name, title, made, recipe, hashes, _summary(description.get("made_by", {})))
+    before, commands = _index(where)
+    ensembles = sorted([entry, *(other for other in before if other.name != name)], key=lambda e: e.name)
+    document = {"format": 1, "ensembles": [e.to_json() for e in ensembles], "recipes": commands}
+    with replacing(where / name) as part:
+        part.mkdir()
+        for file, data in contents.items():
+            (part / file).write_bytes(data)
     write_bytes(where / INDEX, (json.dumps(document, indent=2) + "\n").encode())
     return entry
 
 
-def summary(made_by: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an ensemble's own provenance that a list can show; the rest stays in its ensemble.json."""
+def _index(home: Path) -> tuple[list[Entry], dict[str, str]]:
+    path = home / INDEX
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+        return sorted((Entry(**entry) for entry in index["ensembles"]), key=lambda e: e.name), dict(index["recipes"])
+    except FileNotFoundError:
+        return [], {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is damaged ({error}); reinstall recarc") from None
+
+
+def _compared(name: str, files: Iterable[str] | None) -> Path:
+    known = {entry.name: entry for entry in entries()}
+    if name not in known:
+        raise unknown("ensemble of the zoo", name, known)
+    expected = known[name].files
+    for file in expected if files is None else files:
+        try:
+            found = hashlib.sha256((HOME / name / file).read_bytes()).hexdigest()
+        except OSError as error:
+            raise InputError(f"{PREFIX}{name} lacks {file} ({error.strerror}); reinstall recarc") from None
+        if found != expected[file]:
+            raise InputError(
+                f"{PREFIX}{name}: {file} is corrupt, its SHA-256 is {found[:12]}... but the index says "
+                f"{expected[file][:12]}...; reinstall recarc"
+            )
+    return HOME / name
+
+
+def _summary(made_by: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of an ensemble's provenance that a list can show; all of it is in its ensemble.json."""
     wanted = ("command", "method", "data", "arch", "norm", "eps", "members", "seed", "commit", "seconds", "torch")
-    found = {key: made_by[key] for key in wanted if key in made_by}
+    shown = {key: made_by[key] for key in wanted if key in made_by}
     recipe, machine = made_by.get("recipe"), made_by.get("machine")
     if isinstance(recipe, Mapping):
-        found |= {key: recipe[key] for key in ("epochs", "batch", "lr", "schedule") if key in recipe}
+        shown |= {key: recipe[key] for key in ("epochs", "batch", "lr", "schedule") if key in recipe}
     if isinstance(machine, Mapping):
-        found["device"] = machine.get("device")
-    return found
+        shown["device"] = machine.get("device")
+    return shown

@@ -1,4 +1,4 @@
-"""`python -m recarc.zoo FOLDER NAME TITLE MADE RECIPE`: for maintainers, adds a trained ensemble to the zoo."""
+"""`python -m recarc.zoo FOLDER NAME TITLE MADE RECIPE`: for maintainers, add a trained ensemble to the zoo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From files to members: unwraps the containers that training scripts put around state dicts."""
+"""From files to members: unwrap the containers that training scripts put around state dicts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NORMALISER = re.compile(
 
 @dataclass(frozen=True)
 class MemberState:
-    """A member's weights without prefixes, and the (mean, std) that lay beside them."""
+    """A member's weights without prefixes, and the (mean, std) stored beside them."""
 
     state: State
     normalisation: tuple[list[float], list[float]] | None
@@ -38,6 +38,8 @@ class MemberState:
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """The members of a checkpoint, its sampling probabilities if it holds any, and the files they came from."""
+
     members: tuple[MemberState, ...]
     alpha: tuple[float, ...] | None
     files: tuple[tuple[str, str], ...]  # (name, SHA-256)
@@ -54,9 +56,9 @@ def read_checkpoint(file: str | Path | Sequence[str | Path]) -> Checkpoint:
         files.append((path.name, sha256))
         content = parse(data, path)
         alpha = _alpha(content) or alpha
-        found = member_states(content, str(path))
-        for i, state in enumerate(found):
-            source = f"{path} (member {i})" if len(found) > 1 else str(path)
+        states = member_states(content, str(path))
+        for i, state in enumerate(states):
+            source = f"{path} (member {i})" if len(states) > 1 else str(path)
             members.append(_clean(state, source))
     return Checkpoint(tuple(members), alpha, tuple(files))
 
@@ -105,11 +107,11 @@ def _one_state(value: Any, source: str) -> State:
 
 
 def _numbered(content: Mapping[Any, Any], source: str) -> list[tuple[Any, Any]]:
-    found = {int(m[1]): key for key in content if (m := _NUMBERED.fullmatch(str(key)))}
-    if not found:
+    numbered = {int(m[1]): key for key in content if (m := _NUMBERED.fullmatch(str(key)))}
+    if not numbered:
         keys = ", ".join(repr(str(key)) for key in list(content)[:8])
-        raise InputError(f"{source} holds no state dict that can be recognised; its keys: {keys or 'none'}")
-    return [(found[i], content[found[i]]) for i in _in_a_row(found, source)]
+        raise InputError(f"{source} holds no recognisable state dict; its keys: {keys or 'none'}")
+    return [(numbered[i], content[numbered[i]]) for i in _consecutive(numbered, source)]
 
 
 def _split_flat(state: State, source: str) -> list[State]:
@@ -122,33 +124,34 @@ def _split_flat(state: State, source: str) -> list[State]:
     for key, match in matches.items():
         if match:
             members.setdefault(int(match[1]), {})[match[2]] = state[key]
-    return [members[i] for i in _in_a_row(members, source)]
+    return [members[i] for i in _consecutive(members, source)]
 
 
-def _in_a_row(numbers: Mapping[int, Any], source: str) -> list[int]:
-    found = sorted(numbers)
-    if found != list(range(found[0], found[0] + len(found))) or found[0] > 1:
-        raise InputError(f"{source} holds members {found}: some in between are missing")
-    return found
+def _consecutive(numbers: Mapping[int, Any], source: str) -> list[int]:
+    """The numbers in order; they must start at 0 or 1 and leave no gap."""
+    ordered = sorted(numbers)
+    if ordered != list(range(ordered[0], ordered[0] + len(ordered))) or ordered[0] > 1:
+        raise InputError(f"{source} holds members {ordered}: some are missing")
+    return ordered
 
 
 def _clean(state: State, source: str) -> MemberState:
-    """Takes prefixes off and the normaliser out, until nothing changes."""
-    held: dict[str, list[float]] = {}
+    """Strip prefixes and take out the normaliser, until nothing changes."""
+    stored: dict[str, list[float]] = {}
     while True:
         before = len(state), next(iter(state), "")
         for key in list(state):
             match = _NORMALISER.fullmatch(key)
             if match:
-                held["mean" if match["mean"] else "std"] = _decimals(state.pop(key))
+                stored["mean" if match["mean"] else "std"] = _decimals(state.pop(key))
         state = _strip(state, _PREFIXES)
         if (len(state), next(iter(state), "")) == before:
             break
     if not state:
         raise InputError(f"{source} holds no weights")
-    if len(held) == 1:
-        raise InputError(f"{source} holds only the {next(iter(held))} of its normalisation")
-    return MemberState(state, (held["mean"], held["std"]) if held else None, source)
+    if len(stored) == 1:
+        raise InputError(f"{source} holds only the {next(iter(stored))} of its normalisation")
+    return MemberState(state, (stored["mean"], stored["std"]) if stored else None, source)
 
 
 def _strip(state: State, prefixes: tuple[str, ...]) -> State:

@@ -16,7 +16,7 @@
   addEventListener("beforeprint", () => { root.dataset.before = root.dataset.theme || ""; root.dataset.theme = "light"; });
   addEventListener("afterprint", () => { if (root.dataset.before) root.dataset.theme = root.dataset.before; else delete root.dataset.theme; });
 
-  // Plots: names switch their series, hovering shows the figures at the nearest value.
+  // Plots: names toggle their series, hovering shows the values at the nearest point.
   for (const figure of all("figure.interactive")) {
     const groups = all("svg.plot .series", figure);
     const named = (name) => groups.filter((group) => group.dataset.series === name);
@@ -64,14 +64,14 @@
     svg.addEventListener("pointerleave", hide);
   }
 
-  // Another alpha: the saved patterns scored again. The same figures as Evaluation.robust_at.
+  // Another alpha: the saved patterns scored again, as Evaluation.robust_at does.
   const source = document.getElementById("rescoring-data");
   if (!source) return;
-  const told = JSON.parse(source.textContent), members = told.alpha.length;
+  const bounds = JSON.parse(source.textContent), members = bounds.alpha.length;
   const scored = (line, alpha) => alpha.reduce((sum, a, i) => sum + a * line.right[i], 0);
   const worst = (alpha) => {
     const lowest = (masks) => Math.min(...masks.map((mask) => alpha.reduce((sum, a, i) => sum + ((mask >> i) & 1 ? a : 0), 0)));
-    return told.groups.reduce((sum, [count, masks]) => sum + count * lowest(masks), 0) / told.samples;
+    return bounds.groups.reduce((sum, [count, masks]) => sum + count * lowest(masks), 0) / bounds.samples;
   };
   const form = document.getElementById("alphas"), sliders = all("input", form), cursor = document.getElementById("alpha-cursor");
   const probabilities = () => {
@@ -83,15 +83,15 @@
   const update = (alpha) => {
     alpha.forEach((a, i) => { document.getElementById(`alpha-text-${i}`).textContent = a.toFixed(2); });
     for (const row of all("#what-if [data-line]")) {
-      const line = told.lines.find((candidate) => candidate.name === row.dataset.line);
-      const found = line ? scored(line, alpha) : worst(alpha), cell = row.querySelector(".value");
-      cell.textContent = percent(found);
-      cell.dataset.value = found;
+      const line = bounds.lines.find((candidate) => candidate.name === row.dataset.line);
+      const value = line ? scored(line, alpha) : worst(alpha), cell = row.querySelector(".value");
+      cell.textContent = percent(value);
+      cell.dataset.value = value;
     }
     if (cursor) ["x1", "x2"].forEach((name) => cursor.setAttribute(name, Number(cursor.dataset.left) + alpha[0] * Number(cursor.dataset.span)));
   };
   form.addEventListener("input", () => update(probabilities()));
-  form.addEventListener("reset", () => setTimeout(() => update(told.alpha)));
+  form.addEventListener("reset", () => setTimeout(() => update(bounds.alpha)));
   form.addEventListener("submit", (event) => event.preventDefault());
-  update(told.alpha);
+  update(bounds.alpha);
 })();

@@ -1,34 +1,45 @@
-"""Training methods by name, one a file."""
+"""Training methods by name. Each is one file here, of the same name as its class; nothing else lists them."""
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
+from typing import TYPE_CHECKING
 
-from recarc.errors import unknown
-from recarc.training.method import Method
+from recarc.errors import InputError, unknown
 
-_CLASSES = {
-    "natural": "Natural",
-    "at": "AT",
-    "bat": "BAT",
-    "iat": "IAT",
-    "free": "Free",
-    "adp": "ADP",
-    "gal": "GAL",
-    "dverge": "DVERGE",
-    "trs": "TRS",
-    "mrboost": "MRBoost",
-    "barre": "BARRE",
-}
+if TYPE_CHECKING:
+    from recarc.training.method import Method
 
 
 def names() -> list[str]:
-    return list(_CLASSES)
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def method_named(name: str) -> Method:
-    """The method of this name, or an error that suggests the nearest."""
-    if name not in _CLASSES:
-        raise unknown("training method", name, _CLASSES)
-    method: Method = getattr(importlib.import_module(f"recarc.training.methods.{name}"), _CLASSES[name])()
-    return method
+def method_named(name: str, trust_code: bool = False) -> Method:
+    """The method of this name, or with `trust_code` the class that `package.module:Class` names."""
+    if ":" in name:
+        return _imported(name, trust_code)
+    if name not in names():
+        raise unknown("training method", name, names())
+    home = importlib.import_module(f"{__name__}.{name}")
+    return next(value for value in vars(home).values() if getattr(value, "name", None) == name)()
+
+
+def _imported(name: str, trust_code: bool) -> Method:
+    from recarc.training.method import Method
+
+    if not trust_code:
+        raise InputError(
+            f"training method {name!r} runs its own code: if you trust it, add --trust-code (trust_code=True)"
+        )
+    module, _, attribute = name.partition(":")
+    try:
+        method = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InputError(
+            f"training method {name!r} cannot be imported ({error}): expected package.module:Class on PYTHONPATH"
+        ) from None
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        raise InputError(f"training method {name!r} is no subclass of recarc.training.Method")
+    return method()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recarc.training.method import Method, Parts, Stage, together
-from recarc.training.step_context import Team
+from recarc.training.method import LossTerms, Method, StepContext
 
 ENTROPY, VOLUME = 2.0, 0.5  # the paper's alpha and beta
 JITTER = 1e-6  # keeps the logarithm finite while two members still agree exactly
@@ -15,22 +14,19 @@ JITTER = 1e-6  # keeps the logarithm finite while two members still agree exactl
 class ADP(Method):
     """sum_i CE_i - 2 H(mean_i p_i) - 0.5 log det(G), G the Gram matrix of the normalised non-true predictions."""
 
-    name = "adp"
-    summary = "diversity of the non-true predictions of jointly trained members"
-    members = 3
-    least = 2
+    summary = "members trained jointly for diverse non-true predictions (Pang et al. 2019)"
+    default_members = 3
+    min_members = 2
+    joint = True
     needs_ball = False
 
-    def plan(self, members: int, given: int) -> list[list[Stage]]:
-        return together(members, given)
-
-    def loss(self, team: Team, x: Tensor, x_adv: Tensor, y: Tensor) -> Parts:
-        logits = torch.stack([member(x_adv).float() for member in team.trained])
+    def loss(self, context: StepContext, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
+        logits = torch.stack([member(x_adv).float() for member in context.trained])
         p = logits.softmax(2)
         return {
-            "ce": torch.stack([team.loss(row, y) for row in logits]).sum(),
-            "entropy": -team.recipe.diversity * ENTROPY * entropy(p.mean(0)).mean(),
-            "volume": -team.recipe.diversity * VOLUME * log_volume(non_true(p, y)).mean(),
+            "ce": torch.stack([context.loss(row, y) for row in logits]).sum(),
+            "entropy": -context.recipe.diversity * ENTROPY * entropy(p.mean(0)).mean(),
+            "volume": -context.recipe.diversity * VOLUME * log_volume(non_true(p, y)).mean(),
         }
 
 
@@ -46,8 +42,8 @@ def non_true(p: Tensor, y: Tensor) -> Tensor:
 
 
 def log_volume(v: Tensor) -> Tensor:
-    """(B, M, D) rows -> (B,) log det of their Gram matrix, by elimination (batched solvers cannot be captured)."""
-    gram = (v[:, :, None] * v[:, None]).sum(3)  # autocast would take a matrix product in half precision
+    """(B, M, D) rows -> (B,) log det of their Gram matrix, by elimination, as no graph can capture batched solvers."""
+    gram = (v[:, :, None] * v[:, None]).sum(3)  # not `@`: autocast would compute it in half precision
     gram = gram + JITTER * torch.eye(v.shape[1], device=v.device)
     total = gram.new_zeros(len(gram))
     for _ in range(gram.shape[1]):

@@ -11,33 +11,31 @@ from recarc.attacks.arc import ARC
 from recarc.ensemble import RandomizedEnsemble
 from recarc.geometry import Ball
 from recarc.sampling import Samples, osp, projected_descent
+from recarc.training.method import StepContext
 from recarc.training.methods.mrboost import MRBoost
-from recarc.training.step_context import Team
 
-EVERY = 10  # epochs between searches while training
+EVERY = 10  # epochs between searches for alpha
 FROM_MEMBER = 4
 
 
 class BARRE(MRBoost):
-    """MRBoost's members; from the fourth on, alpha is searched every 10 epochs from the middle of training.
+    """MRBoost's members; from the fourth on, alpha is optimised every 10 epochs in the second half of training.
 
-    The finished ensemble's alpha is found with ARC in the loop on validation data.
+    The alpha of the finished ensemble is optimised against ARC on validation data.
     """
 
-    name = "barre"
-    summary = "boosting for randomized ensembles, alpha by optimal sampling"
+    summary = "mrboost with alpha chosen by OSP (Dbouk and Shanbhag 2023)"
 
-    def epoch_end(self, team: Team, epoch: int, epochs: int, measure: Callable[[], Tensor]) -> None:
-        if len(team.mixture) < FROM_MEMBER or epoch < epochs / 2 or epoch % EVERY or epoch == epochs:
+    def epoch_end(self, context: StepContext, epoch: int, epochs: int, measure: Callable[[], Tensor]) -> None:
+        if len(context.mixture) < FROM_MEMBER or epoch < epochs / 2 or epoch % EVERY or epoch == epochs:
             return
-        keep = team.alpha.clone()
+        current = context.alpha.double().cpu()
 
         def errors(alpha: Tensor) -> Tensor:
-            team.alpha.copy_(alpha)
+            context.alpha.copy_(alpha)
             return measure().double().cpu()
 
-        found = projected_descent(errors, keep.double().cpu())
-        team.alpha.copy_(found.alpha)
+        context.alpha.copy_(projected_descent(errors, current).alpha)
 
     def choose_alpha(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor | None:
         with torch.no_grad():

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from recarc.attacks.base import input_gradient
 from recarc.errors import InputError
 from recarc.geometry import Ball
-from recarc.training.method import Method, Parts, Stage
+from recarc.training.method import LossTerms, Method, Stage, StepContext
 from recarc.training.methods.natural import Natural
 from recarc.training.shadow_models import without_weight_gradients
-from recarc.training.step_context import Team
 
 EPS, STEP, STEPS = 0.07, 0.007, 10
 
@@ -23,52 +22,55 @@ class DVERGE(Method):
     """sum_i sum_{j != i} CE(f_i(x'_j), y): x'_j is x with the features that member j sees in a random other image.
 
     x'_j minimises ||h_j(z) - h_j(x_s)||^2 over ||z - x||_inf <= 0.07, h_j the output of a random convolution of
-    member j and x_s another image of the batch. Starts from plainly trained members (or given ones).
+    member j and x_s another image of the batch. Starts from plainly trained members (or those given).
     """
 
-    name = "dverge"
-    summary = "members diversified on each other's distilled features"
-    members = 3
-    least = 2
+    summary = (
+        "each member learns what fools the others, starting from plainly trained members, its own or `--start` "
+        "(Yang et al. 2020)"
+    )
+    default_members = 3
+    min_members = 2
     needs_ball = False
     capturable = False  # the layer is drawn in Python
-    looks_inside = True
+    reads_features = True
 
-    def plan(self, members: int, given: int) -> list[list[Stage]]:
-        baseline = [Stage((i,), method=Natural()) for i in range(given, members)]
+    def plan(self, members: int, pretrained: int) -> list[list[Stage]]:
+        baseline = [Stage((i,), method=Natural()) for i in range(pretrained, members)]
         everyone = tuple(range(members))
         return [baseline, [Stage(everyone, start=everyone, phase=1)]]
 
-    def attacked(self, team: Team, x: Tensor, y: Tensor) -> Tensor:
+    def perturb(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
         """(M, B, ...) distilled images, one for each member j."""
-        others = x.roll(1 + int(self._draw(team, max(len(x) - 1, 1))), 0)
-        layer = int(self._draw(team, len(layers(team.victims[0]))))
-        with without_weight_gradients(team.victims):
-            return torch.stack([distilled(member, layer, x, others) for member in team.victims])
+        others = x.roll(1 + draw_below(max(len(x) - 1, 1), context), 0)
+        layer = draw_below(len(layers(context.victims[0])), context)
+        with without_weight_gradients(context.victims):
+            return torch.stack([distilled(member, layer, x, others) for member in context.victims])
 
-    def loss(self, team: Team, x: Tensor, x_adv: Tensor, y: Tensor) -> Parts:
-        pairs = [(i, j) for i in range(len(team.trained)) for j in range(len(team.trained)) if i != j]
-        return {"ce": torch.stack([team.loss(team.trained[i](x_adv[j]), y) for i, j in pairs]).sum()}
+    def loss(self, context: StepContext, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
+        pairs = [(i, j) for i in range(len(context.trained)) for j in range(len(context.trained)) if i != j]
+        return {"ce": torch.stack([context.loss(context.trained[i](x_adv[j]), y) for i, j in pairs]).sum()}
 
-    def probe(self, team: Team, x: Tensor, y: Tensor) -> Tensor:
+    def validation_batch(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
         return x
 
-    @staticmethod
-    def _draw(team: Team, below: int) -> Tensor:
-        return torch.randint(below, (), generator=team.host)
+
+def draw_below(bound: int, context: StepContext) -> int:
+    """A random integer in 0 .. bound - 1."""
+    return int(torch.randint(bound, (), generator=context.host_generator))
 
 
 def layers(member: nn.Module) -> list[nn.Module]:
-    """Where features are taken: the outputs of the convolutions, or of linear maps where there are none."""
+    """The layers whose outputs serve as features: convolutions, or linear maps where there are none."""
     for kind in (nn.Conv2d, nn.Linear):
-        found: list[nn.Module] = [m for m in member.modules() if isinstance(m, kind)]
-        if found:
-            return found
+        matches: list[nn.Module] = [m for m in member.modules() if isinstance(m, kind)]
+        if matches:
+            return matches
     raise InputError(f"dverge needs members with convolutions or linear maps, got {type(member).__name__}")
 
 
 def distilled(member: nn.Module, layer: int, x: Tensor, others: Tensor) -> Tensor:
-    """x moved inside the ball until member's features at `layer` come close to those of `others`; with momentum."""
+    """x moved within the ball so that member's features at `layer` approach those of `others`; with momentum."""
     ball = Ball("linf", EPS)
     module = layers(member)[layer]
     with torch.no_grad():
@@ -87,10 +89,10 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def features(member: nn.Module, module: nn.Module, x: Tensor) -> Tensor:
-    """What `module` inside `member` gives for x; the pass stops there."""
-    with _caught(module) as found, suppress(_Reached):
+    """The output of `module` inside `member` for x; the forward pass stops there."""
+    with _captured_output(module) as outputs, suppress(_Reached):
         member(x)
-    return found[0]
+    return outputs[0]
 
 
 class _Reached(Exception):
@@ -98,15 +100,15 @@ class _Reached(Exception):
 
 
 @contextmanager
-def _caught(module: nn.Module) -> Iterator[list[Tensor]]:
-    found: list[Tensor] = []
+def _captured_output(module: nn.Module) -> Iterator[list[Tensor]]:
+    outputs: list[Tensor] = []
 
-    def keep(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
-        found.append(output)
+    def capture(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
+        outputs.append(output)
         raise _Reached
 
-    handle = module.register_forward_hook(keep)
+    handle = module.register_forward_hook(capture)
     try:
-        yield found
+        yield outputs
     finally:
         handle.remove()

@@ -6,28 +6,26 @@ import torch
 from torch import Tensor
 
 from recarc.geometry import per_sample
-from recarc.training.method import Method
-from recarc.training.step_context import Team
+from recarc.training.method import Method, StepContext
 
 
 class Free(Method):
     """Each batch is replayed m times (`replays`); delta persists from batch to batch and takes steps of size eps."""
 
-    name = "free"
-    summary = "free adversarial training, the paper's method for ImageNet"
-    wants_input_gradient = True
+    summary = "free adversarial training, `replays` updates per batch (Shafahi et al. 2019)"
+    needs_input_gradient = True
 
-    def setup(self, team: Team, x: Tensor) -> None:
-        team.memory["delta"] = torch.zeros_like(x)
+    def setup(self, context: StepContext, x: Tensor) -> None:
+        context.buffers["delta"] = torch.zeros_like(x)
 
-    def attacked(self, team: Team, x: Tensor, y: Tensor) -> Tensor:
-        ball = team.the_ball()
-        return ball.move(x, ball.project(team.memory["delta"], x))
+    def perturb(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
+        ball = context.required_ball()
+        return ball.move(x, ball.project(context.buffers["delta"], x))
 
-    def after(self, team: Team, x: Tensor, x_adv: Tensor, gradient: Tensor) -> None:
-        ball, delta = team.the_ball(), team.memory["delta"]
+    def after_update(self, context: StepContext, x: Tensor, x_adv: Tensor, gradient: Tensor) -> None:
+        ball, delta = context.required_ball(), context.buffers["delta"]
         moved = delta + per_sample(ball.radius(x), x) * ball.norm.steepest(gradient.float().nan_to_num(nan=0.0))
         delta.copy_(ball.project(moved, x))
 
-    def probe(self, team: Team, x: Tensor, y: Tensor) -> Tensor:
-        return team.attack_on(team.victims[0], x, y)
+    def validation_batch(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
+        return context.pgd_on(context.victims[0], x, y)

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from recarc.losses import cross_entropy
-from recarc.training.method import Method, Parts, Stage, together
+from recarc.training.method import LossTerms, Method, StepContext
 from recarc.training.second_order import inputs_only, second_order
-from recarc.training.step_context import Team
 
 COHERENCE = 0.5
 
@@ -16,28 +15,25 @@ COHERENCE = 0.5
 class GAL(Method):
     """mean_i CE_i + 0.5 log sum_{i<j} exp cos(grad_x l_i, grad_x l_j)."""
 
-    name = "gal"
-    summary = "low coherence of the input gradients of jointly trained members"
-    members = 3
-    least = 2
+    summary = "members trained jointly for misaligned input gradients (Kariyappa and Qureshi 2019)"
+    default_members = 3
+    min_members = 2
+    joint = True
     needs_ball = False
 
-    def plan(self, members: int, given: int) -> list[list[Stage]]:
-        return together(members, given)
-
-    def loss(self, team: Team, x: Tensor, x_adv: Tensor, y: Tensor) -> Parts:
-        logits, gradients = logits_and_gradients(team, x_adv, y)
-        ce = torch.stack([team.loss(row, y) for row in logits]).mean()
-        weight = team.recipe.diversity * COHERENCE
+    def loss(self, context: StepContext, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
+        logits, gradients = logits_and_gradients(context, x_adv, y)
+        ce = torch.stack([context.loss(row, y) for row in logits]).mean()
+        weight = context.recipe.diversity * COHERENCE
         return {"ce": ce, "coherence": weight * torch.logsumexp(pairwise_cosines(gradients), 0).mean()}
 
 
-def logits_and_gradients(team: Team, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def logits_and_gradients(context: StepContext, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """(M, B, C) logits and (M, B, D) gradients of each member's cross-entropy in x; both differentiable in weights."""
     x = x.detach().requires_grad_()
     with second_order():
-        outputs = [member(x).float() for member in team.trained]
-    with inputs_only():  # of each output by itself: a pass back from rows of a stack would go through every member
+        outputs = [member(x).float() for member in context.trained]
+    with inputs_only():  # member by member: the backward pass of a stacked output would visit every member
         gradients = [torch.autograd.grad(cross_entropy(z, y).sum(), x, create_graph=True)[0] for z in outputs]
     return torch.stack(outputs), torch.stack([g.float().flatten(1) for g in gradients])
 

@@ -1,4 +1,4 @@
-"""Independent adversarial training: M members that differ in their seeds alone (the paper's Appendix C.5)."""
+"""Independent adversarial training: M members that differ only in their seeds (the paper's Appendix C.5)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from recarc.training.methods.at import AT
 
 
 class IAT(AT):
-    """Member i is what `at` gives with seed + i on the same images; on a GPU the members are trained side by side."""
+    """Member i is what `at` yields with seed + i on the same images; on a GPU the members are trained side by side."""
 
-    name = "iat"
-    summary = "independent adversarially trained members, one a seed"
-    members = 2
+    summary = "members trained by `at` independently: member i is `at` with seed + i on the same training images"
+    default_members = 2

@@ -6,40 +6,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recarc.training.method import Method, Parts, Stage
-from recarc.training.step_context import Team
+from recarc.training.method import LossTerms, Method, Stage, StepContext
 
 
 class MRBoost(Method):
     """Member m starts from member m-1 and is trained on examples that hurt the whole mixture f_1 .. f_m."""
 
-    name = "mrboost"
-    summary = "margin boosting: members added one at a time against the current mixture"
-    members = 3
+    summary = "members added one at a time against the current mixture, with a margin loss (Zhang et al. 2022)"
+    default_members = 3
 
-    def plan(self, members: int, given: int) -> list[list[Stage]]:
-        def start(i: int) -> tuple[int | None, ...]:
-            return (i - 1 if i else None,)
+    def plan(self, members: int, pretrained: int) -> list[list[Stage]]:
+        return [[Stage((i,), fixed=tuple(range(i)), start=(i - 1,) if i else None)] for i in range(pretrained, members)]
 
-        return [[Stage((i,), fixed=tuple(range(i)), start=start(i))] for i in range(given, members)]
+    def perturb(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
+        return context.pgd(lambda u: margin_loss(mixture_log_probabilities(context, u), y), x)
 
-    def attacked(self, team: Team, x: Tensor, y: Tensor) -> Tensor:
-        return team.pgd(lambda u: margin_loss(mixture_log_probabilities(team, u), y), x)
+    def loss(self, context: StepContext, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
+        return {"margin": margin_loss(context.trained[0](x_adv).float(), y).mean()}
 
-    def loss(self, team: Team, x: Tensor, x_adv: Tensor, y: Tensor) -> Parts:
-        return {"margin": margin_loss(team.trained[0](x_adv).float(), y).mean()}
-
-    def score(self, team: Team, x: Tensor, y: Tensor) -> Tensor:
+    def score(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
         """The mixture's expected accuracy."""
         with torch.no_grad():
-            right = torch.stack([(member(x).argmax(1) == y).float() for member in team.mixture])
-            return (team.alpha[:, None] * right).sum(0)
+            right = torch.stack([(member(x).argmax(1) == y).float() for member in context.mixture])
+            return (context.alpha[:, None] * right).sum(0)
 
 
-def mixture_log_probabilities(team: Team, x: Tensor) -> Tensor:
+def mixture_log_probabilities(context: StepContext, x: Tensor) -> Tensor:
     """log sum_i alpha_i softmax(f_i(x)), (B, C)."""
-    logs = torch.stack([member(x).float().log_softmax(1) for member in team.mixture])
-    return torch.logsumexp(logs + team.alpha.clamp(min=1e-12).log()[:, None, None], 0)
+    logs = torch.stack([member(x).float().log_softmax(1) for member in context.mixture])
+    return torch.logsumexp(logs + context.alpha.clamp(min=1e-12).log()[:, None, None], 0)
 
 
 def margin_loss(z: Tensor, y: Tensor) -> Tensor:

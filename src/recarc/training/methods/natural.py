@@ -1,4 +1,4 @@
-"""Plain training: the baseline, and where DVERGE starts."""
+"""Plain training: the baseline, and the starting point of DVERGE."""
 
 from __future__ import annotations
 
@@ -6,6 +6,5 @@ from recarc.training.method import Method
 
 
 class Natural(Method):
-    name = "natural"
     summary = "plain training on clean images"
     needs_ball = False

@@ -7,67 +7,63 @@ from torch import Tensor
 
 from recarc.geometry import Ball
 from recarc.losses import cross_entropy
-from recarc.training.method import Method, Parts, Stage, together
+from recarc.training.method import LossTerms, Method, StepContext, random_start
 from recarc.training.methods.gal import logits_and_gradients, pairwise_cosines
 from recarc.training.second_order import second_order
 from recarc.training.shadow_models import without_weight_gradients
-from recarc.training.step_context import Team, random_start
 
 WEIGHT, COSINE = 5.0, 2.0
-# Theirs: 2 times twice the squared norm of the gradient of a batch's mean loss, 128 images; here of one image's loss.
+# Paper: 2 times twice the squared norm of the gradient of the mean loss over 128 images. Here: of one image's loss.
 SMOOTH = 2.0 * 2.0 / 128**2
 SEARCH_STEPS = 3  # of the search for points with large gradients
-SEARCH_BALL = Ball("linf", 8 / 255)  # where a run gives no ball of its own
+SEARCH_BALL = Ball("linf", 8 / 255)  # if the run has no ball of its own
 
 
 class TRS(Method):
     """sum_i CE_i + 5 (2 mean_{i<j} |cos(grad_i, grad_j)| + 2 mean_i 2 ||grad_i(x') / 128||_2^2).
 
-    x' is found near x by a short ascent on the members' squared gradient norms. The weights are those of the authors'
-    published training, in which gradients are of the mean over a batch of 128.
+    x' is found near x by a short ascent on the members' squared gradient norms. The weights are those of
+    the authors' published code, which takes gradients of the mean over a batch of 128.
     """
 
-    name = "trs"
-    summary = "orthogonal input gradients and smooth members"
-    members = 3
-    least = 2
+    summary = "orthogonal input gradients of smooth members (Yang et al. 2021)"
+    default_members = 3
+    min_members = 2
+    joint = True
     needs_ball = False
     differentiates_twice = True
 
-    def plan(self, members: int, given: int) -> list[list[Stage]]:
-        return together(members, given)
-
-    def attacked(self, team: Team, x: Tensor, y: Tensor) -> Tensor:
-        """The points of large gradients; the cross-entropy and the cosines are taken at x itself."""
-        ball = team.ball or SEARCH_BALL
-        delta = torch.zeros_like(x) if team.start is None else random_start(ball, x, team.start)
+    def perturb(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
+        """Points with large gradients; the cross-entropy and the cosines are computed at x itself."""
+        ball = context.ball or SEARCH_BALL
+        delta = torch.zeros_like(x) if context.start_noise is None else random_start(ball, x, context.start_noise)
         step = 2 * ball.radius(x) / SEARCH_STEPS
-        with without_weight_gradients(team.mixture):
+        with without_weight_gradients(context.mixture):
             for _ in range(SEARCH_STEPS):
-                g = gradient_of_gradient_norm(team, ball.move(x, delta), y)
+                g = gradient_of_gradient_norm(context, ball.move(x, delta), y)
                 delta = ball.project(delta + step[:, None, None, None] * ball.norm.steepest(g), x)
         return ball.move(x, delta)
 
-    def loss(self, team: Team, x: Tensor, x_adv: Tensor, y: Tensor) -> Parts:
-        logits, gradients = logits_and_gradients(team, x, y)
-        _, far = logits_and_gradients(team, x_adv, y)
-        weight = team.recipe.diversity * WEIGHT
+    def loss(self, context: StepContext, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
+        logits, gradients = logits_and_gradients(context, x, y)
+        _, far = logits_and_gradients(context, x_adv, y)
+        weight = context.recipe.diversity * WEIGHT
         return {
-            "ce": torch.stack([team.loss(row, y) for row in logits]).sum(),
+            "ce": torch.stack([context.loss(row, y) for row in logits]).sum(),
             "cosine": weight * COSINE * pairwise_cosines(gradients).abs().mean(),
             "smooth": weight * SMOOTH * far.square().sum(2).mean(),
         }
 
-    def probe(self, team: Team, x: Tensor, y: Tensor) -> Tensor:
+    def validation_batch(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
         return x
 
 
-def gradient_of_gradient_norm(team: Team, x: Tensor, y: Tensor) -> Tensor:
+def gradient_of_gradient_norm(context: StepContext, x: Tensor, y: Tensor) -> Tensor:
     """The gradient in x of sum_i ||grad_x l_i(x)||^2, over the members as the attack sees them."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         total = x.new_zeros(())
-        for member in team.victims:
+        for member in context.victims:
             with second_order():
                 loss = cross_entropy(member(x), y).sum()
             (g,) = torch.autograd.grad(loss, x, create_graph=True)

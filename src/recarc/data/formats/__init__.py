@@ -1,0 +1,119 @@
+"""File formats that image sets come in, one per file of this folder.
+
+A format is a subclass of `Format` with the decorator `@register`. `load`, `recarc data` and the errors that say what
+to put where follow from the class.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+import numpy as np
+
+from recarc.data.catalog import Spec
+from recarc.data.decode import Reader
+from recarc.errors import InputError
+
+Block = tuple[np.ndarray, np.ndarray]  # images (n, C, H, W) uint8, labels (n,) int64
+BLOCK = 1000  # images per block
+
+
+class Format(ABC):
+    """The files of one split. Creating one looks at names only; files are read by the methods."""
+
+    preference: ClassVar[int] = 1  # lower is tried first if a set is present in several formats
+    file_per_image: ClassVar[bool] = False  # many files to look at, each of which can be broken
+
+    @classmethod
+    @abstractmethod
+    def layout(cls, spec: Spec) -> str:
+        """What to put into the folder of this set, as errors say it; "" if it does not come in this format."""
+
+    @classmethod
+    @abstractmethod
+    def find(cls, root: Path, spec: Spec | None, split: str) -> Format | None:
+        """The files of a split in a folder (or file), if there are any. Without `spec`: of a set without a name."""
+
+    @abstractmethod
+    def files(self) -> Sequence[Path]:
+        """Every file that the contents depend on."""
+
+    @abstractmethod
+    def blocks(self) -> Iterator[Block]:
+        """The decoded images and their labels, in order, some at a time."""
+
+    @property
+    def where(self) -> str:
+        """The location, as results and errors name it."""
+        return str(self.files()[0])
+
+    def class_names(self) -> tuple[str, ...] | None:
+        """The class names stored with the images, if any."""
+        return None
+
+    def reader(self) -> tuple[Reader, np.ndarray] | None:
+        """For images too large to be decoded into the cache: random access and all labels."""
+        return None
+
+    def broken(self) -> list[str]:
+        """One line for each image that cannot be decoded, for a format with a file per image."""
+        return []
+
+    def key(self) -> str:
+        """A hash of the files' paths, sizes and modification times."""
+        digest = hashlib.sha256()
+        for path in self.files():
+            stat = path.stat()
+            digest.update(f"{path.absolute()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
+
+
+F = TypeVar("F", bound=type[Format])
+_registered: list[type[Format]] = []
+
+
+def register(kind: F) -> F:
+    """Class decorator: make a format known to `load` and `recarc data`."""
+    _registered.append(kind)
+    return kind
+
+
+@cache
+def _import_formats() -> None:
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+
+
+def known_formats() -> list[type[Format]]:
+    """Every registered format, in the order in which they are tried."""
+    _import_formats()
+    return sorted(_registered, key=lambda kind: kind.preference)
+
+
+def layouts(spec: Spec) -> str:
+    """What to put into the folder of a set: the alternatives, one for each of its formats."""
+    return ", or ".join(layout for kind in known_formats() if (layout := kind.layout(spec)))
+
+
+def in_blocks(images: np.ndarray, labels: np.ndarray) -> Iterator[Block]:
+    """Images (N, C, H, W) and labels (N,) that are in memory already."""
+    for start in range(0, len(labels), BLOCK):
+        part = slice(start, start + BLOCK)
+        yield images[part], labels[part].astype(np.int64)
+
+
+def check_labels(labels: np.ndarray, classes: int, where: str, first: int = 0) -> None:
+    """Labels must lie in 0..classes-1."""
+    bad = np.flatnonzero((labels < 0) | (labels >= classes))
+    if bad.size:
+        raise InputError(
+            f"label {int(labels[bad[0]])} of image {first + int(bad[0])} in {where} is out of range; "
+            f"expected 0..{classes - 1}: is it another data set, or a split without labels?"
+        )

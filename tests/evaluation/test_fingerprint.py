@@ -1,0 +1,301 @@
+"""Descriptions of what a run depends on: other content or other code is another attack, in any process."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runs import BALL, QUICK, problem, records_of
+from torch import Tensor, nn
+
+from recarc import InputError, RandomizedEnsemble, WorstOf, evaluate
+from recarc.attacks import Attack
+from recarc.evaluation.fingerprint import attack_text, canonical, described, module_hash, undescribed
+from recarc.geometry import Ball
+
+
+def shifted(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball, *, by: float) -> Tensor:
+    return ball.move(x, torch.full_like(x, by))
+
+
+class Shift:
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def attack(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        return shifted(ensemble, x, y, ball, by=self.by)
+
+
+class OwnInit(Attack):
+    """An attack that is no dataclass of its own: nothing of its state is a field."""
+
+    def __init__(self, by: Any) -> None:
+        object.__setattr__(self, "_by", by)
+
+    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        return shifted(ensemble, x, y, ball, by=self._by)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Knob(Attack):
+    by: float
+
+    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        return shifted(ensemble, x, y, ball, by=self.by)
+
+
+class Module(nn.Module):
+    """An attack that is a module and keeps a knob in a list."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.knobs = [by]
+
+    def forward(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        return shifted(ensemble, x, y, ball, by=self.knobs[0])
+
+
+def closed_over(by: Any) -> Callable[..., Tensor]:
+    def attack(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        return shifted(ensemble, x, y, ball, by=by)
+
+    return attack
+
+
+def class_in_a_closure(by: float) -> Any:
+    class Local:
+        def __call__(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+            return shifted(ensemble, x, y, ball, by=by)
+
+    return Local()
+
+
+def class_attribute(by: float) -> Any:
+    class Local(Shift):
+        scale = by
+
+    return Local(0.1).attack
+
+
+ATTACKS: dict[str, Callable[[float], Any]] = {
+    "partial": lambda by: partial(shifted, by=by),
+    "method": lambda by: Shift(by).attack,
+    "closure": closed_over,
+    "default": lambda by: lambda ensemble, x, y, ball, by=by: shifted(ensemble, x, y, ball, by=by),
+    "keyword default": lambda by: lambda ensemble, x, y, ball, *, by=by: shifted(ensemble, x, y, ball, by=by),
+    "cached": lambda by: lru_cache(closed_over(by)),
+    "own init": OwnInit,
+    "dataclass": Knob,
+    "module": Module,
+    "class in a closure": class_in_a_closure,
+    "class attribute": class_attribute,
+    "inside WorstOf": lambda by: WorstOf([QUICK, OwnInit(by)]),
+    "held object": lambda by: OwnInit(Shift(by)),
+}
+
+
+@pytest.mark.parametrize("make", ATTACKS.values(), ids=ATTACKS)
+def test_attacks_are_distinguished_by_their_content(make: Callable[[float], Any]) -> None:
+    assert described(make(0.01)) == described(make(0.01))
+    assert described(make(0.01)) != described(make(0.02))
+    assert not undescribed(described(make(0.01)))
+
+
+CODE = """
+from dataclasses import dataclass
+import torch
+from recarc.attacks import Attack
+
+STEP = 0.01
+
+def helper(x):
+    return torch.full_like(x, STEP)
+
+def function(ensemble, x, y, ball):
+    return ball.move(x, helper(x))
+
+nothing = lambda ensemble, x, y, ball: x; another = lambda ensemble, x, y, ball: 1 * x
+
+@dataclass(frozen=True)
+class Fields(Attack):
+    by: float = 0.01
+
+    def perturb(self, ensemble, x, y, ball):
+        return ball.move(x, torch.full_like(x, self.by))
+
+class Own(Attack):
+    def __init__(self, by=0.01):
+        object.__setattr__(self, "by", by)
+
+    def perturb(self, ensemble, x, y, ball):
+        moves = {n: helper(x) for n in ("a", "b") if n in {"a", "c"}}
+        return ball.move(x, self.by / STEP * moves["a"])
+
+class Derived(Own):
+    pass
+"""
+EDITS = {
+    "a comment": ("def helper(x):", "def helper(x):  # the same as before", True),
+    "a constant": ("STEP = 0.01", "STEP = 0.02", False),
+    "a helper": ("return torch.full_like(x, STEP)", "return 2 * torch.full_like(x, STEP)", False),
+}
+
+
+def made_by(code: str, name: str) -> Any:
+    """The attack of this name from a module with this code, as another process would import it."""
+    module: dict[str, Any] = {"__name__": "my_attacks"}
+    exec(compile(code, "my_attacks.py", "exec", dont_inherit=True), module)
+    return module[name]() if isinstance(module[name], type) else module[name]
+
+
+@pytest.mark.parametrize("name", ["function", "Own", "Derived"])
+@pytest.mark.parametrize(("old", "new", "same"), EDITS.values(), ids=EDITS)
+def test_edited_code_is_another_attack(name: str, old: str, new: str, same: bool) -> None:
+    before, after = (described(made_by(code, name)) for code in (CODE, CODE.replace(old, new)))
+    assert old in CODE and before == described(made_by(CODE, name))
+    assert (before == after) is same
+
+
+def test_edited_methods_and_lambdas_are_other_attacks() -> None:
+    edited = CODE.replace("torch.full_like(x, self.by)", "torch.full_like(x, -self.by)")
+    assert described(made_by(CODE, "Fields")) != described(made_by(edited, "Fields"))
+    assert described(WorstOf([made_by(CODE, "Fields")])) != described(WorstOf([made_by(edited, "Fields")]))
+    assert described(made_by(CODE, "nothing")) != described(made_by(CODE.replace(": x;", ": -x;"), "nothing"))
+
+
+def test_running_code_does_not_change_it() -> None:
+    ensemble, (x, y) = problem()
+    attack = made_by(CODE, "Own")
+    before = described(attack)
+    for _ in range(100):  # Python specialises byte code that runs often
+        attack.perturb(ensemble, x, y, BALL)
+    assert described(attack) == before
+
+
+def test_attacks_of_this_package_are_their_class_and_knobs() -> None:
+    assert described(WorstOf([QUICK]))["attacks"][0] == described(QUICK)
+    assert "class_code" not in described(QUICK) and described(QUICK)["steps"] == 3
+    assert described(torch.relu) == f"{torch.relu.__module__}:{torch.relu.__qualname__}"
+    assert described(math.sin) == "math:sin" and described(partial(math.fmod, 1.0)) != described(
+        partial(math.fmod, 2.0)
+    )
+
+
+@pytest.mark.parametrize("name", ["closure", "own init", "inside WorstOf", "method"])
+def test_a_run_is_not_resumed_by_an_attack_of_other_content(name: str, tmp_path: Path) -> None:
+    ensemble, data = problem()
+    make = ATTACKS[name]
+    for _ in range(2):
+        evaluate(ensemble, make(0.01), data, BALL, out=tmp_path, progress=False)
+    with pytest.raises(InputError, match="belongs to another configuration: attack"):
+        evaluate(ensemble, make(0.05), data, BALL, out=tmp_path, progress=False)
+
+
+@pytest.mark.parametrize("wrap", [lambda attack: attack, lambda attack: WorstOf([QUICK, attack])])
+def test_a_run_is_not_resumed_by_edited_code(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
+    ensemble, data = problem()
+    for _ in range(2):
+        evaluate(ensemble, wrap(made_by(CODE, "Own")), data, BALL, out=tmp_path, progress=False)
+    before = records_of(tmp_path)
+    edited = CODE.replace("self.by / STEP", "-self.by / STEP")
+    with pytest.raises(InputError, match=r"attack.*class_code is .* in the run and .* now; choose") as caught:
+        evaluate(ensemble, wrap(made_by(edited, "Own")), data, BALL, out=tmp_path, progress=False)
+    assert "\n" not in str(caught.value) and records_of(tmp_path) == before
+
+
+def test_a_run_of_an_attack_that_cannot_be_described_is_not_resumed(tmp_path: Path) -> None:
+    ensemble, data = problem()
+    draws = (0.01 for _ in range(100))
+
+    def attack(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        return shifted(ensemble, x, y, ball, by=next(draws))
+
+    assert len(evaluate(ensemble, attack, data, BALL, out=tmp_path, progress=False)) == 40
+    with pytest.raises(InputError, match="cannot be resumed: the attack holds a generator") as caught:
+        evaluate(ensemble, attack, data, BALL, out=tmp_path, progress=False)
+    assert "\n" not in str(caught.value)
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+def odd_things() -> list[Any]:
+    node = Shift(0.1)
+    node.parent = node  # type: ignore[attr-defined]
+
+    def recursive(n: int) -> int:
+        return recursive(n - 1) if n else unassigned
+
+    if not odd_things:
+        unassigned = 1
+    loop: list[Any] = [1]
+    loop.append(loop)
+    return [
+        *(node, node.attack, recursive, loop, {node: node}, {Slotted(3)}, Slotted(3), object(), threading.Lock()),
+        *(logging.getLogger("recarc"), math, torch.float16, torch.device("cpu"), Path("a"), np.float32(3), 1j),
+        *(iter([1]), (n for n in range(3)), np.array(["cat"]), np.arange(4)[::-1], torch.eye(2).to_sparse()),
+    ]
+
+
+def test_descriptions_end_and_hold_no_addresses() -> None:
+    """Made twice, each thing lies elsewhere in memory; inside a closure it is reached as an attack reaches it."""
+    first, second = ([canonical(described(closed_over(thing))) for thing in odd_things()] for _ in range(2))
+    assert first == second
+    assert not [text for text in first if "0x" in text]
+    assert described(Slotted(3)) != described(Slotted(4))
+    assert described(torch.float16) != described(torch.float32)
+    assert described(np.array(["cat"])) != described(np.array(["dog"]))
+    assert undescribed(described([threading.Lock(), Slotted(3)])) == ["lock"]
+
+
+def test_a_web_of_objects_ends_soon_and_is_marked() -> None:
+    nodes = [Shift(float(i)) for i in range(40)]
+    for node in nodes:
+        node.others = list(nodes)  # type: ignore[attr-defined]
+    start = time.perf_counter()
+    assert "Shift" in undescribed(described(nodes[0]))
+    assert time.perf_counter() - start < 5
+
+
+def test_attacks_in_words() -> None:
+    assert attack_text(described(Knob(0.5))) == "Knob(by=0.5)"
+    assert attack_text(described(WorstOf([Knob(0.5)]))) == "WorstOf(attacks=[Knob(by=0.5)])"
+    assert attack_text(described(closed_over(0.5))) == f"{__name__}:closed_over.<locals>.attack"
+
+
+class Normalised(nn.Module):
+    def __init__(self, mean: float, value: float = 0.0) -> None:
+        super().__init__()
+        self.net = nn.Linear(2, 2)
+        nn.init.constant_(self.net.weight, value)
+        nn.init.zeros_(self.net.bias)
+        self.mean = mean
+        self.register_buffer("hidden", torch.tensor([mean]), persistent=False)
+
+
+def test_members_are_distinguished_by_architecture_attributes_weights_and_buffers() -> None:
+    assert module_hash(Normalised(0.5)) == module_hash(Normalised(0.5))
+    other = Normalised(0.5)
+    other.hidden += 1
+    nets = [Normalised(0.5), Normalised(0.25), Normalised(0.5, 1.0), other, nn.Sequential(Normalised(0.5), nn.ReLU())]
+    assert len({module_hash(net) for net in nets}) == len(nets)
+
+
+def test_a_compiled_module_is_the_same_in_every_process() -> None:
+    one, other = Normalised(0.5), Normalised(0.5)
+    one._torchdynamo_wrapper_id, other._torchdynamo_wrapper_id = id(one), id(other)  # type: ignore[assignment]
+    assert module_hash(one) == module_hash(other)

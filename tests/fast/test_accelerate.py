@@ -1,0 +1,289 @@
+"""Accelerated ensembles compute what the original ones do, and attacks on them find the same."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from oracle import Algorithm2
+from recarc import ARC, PGD, AdaptivePGD, Ball, InputError, RandomizedEnsemble, evaluate
+from recarc.attacks import Attack, AutoPGD, Climb
+from recarc.attacks.nearest_plane import nearest_plane
+from recarc.fast import FastMember, accelerate
+from recarc.models.registry import build
+from tiny import assert_unchanged, cnn, labels_of, mlp_ensemble, photograph, points
+
+ATTACKS = [
+    pytest.param(ARC(steps=3), id="arc"),
+    pytest.param(ARC(steps=3, planes=2, variant="corrected"), id="corrected"),
+    pytest.param(PGD(steps=3, member=1), id="pgd"),
+    pytest.param(AdaptivePGD(steps=3), id="adaptive"),
+    pytest.param(AutoPGD(steps=5), id="autopgd"),
+    pytest.param(Climb(steps=4), id="climb"),
+]
+
+
+def convolutional(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A small network with batch norms that have something to fold."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(
+        nn.Conv2d(2, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride=2, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32, 5),
+    )
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None and module.running_var is not None
+            module.running_mean.uniform_(-0.2, 0.2)
+            module.running_var.uniform_(0.2, 2)
+            nn.init.uniform_(module.weight, 0.5, 2)
+            nn.init.uniform_(module.bias, -0.3, 0.3)
+    return net.to(dtype).eval()
+
+
+def ensemble_of(dtype: torch.dtype = torch.float32, members: int = 3) -> RandomizedEnsemble:
+    return RandomizedEnsemble([convolutional(i, dtype) for i in range(members)], [0.5, 0.3, 0.2][:members])
+
+
+@pytest.mark.parametrize("settings", [{}, {"tile": 1}, {"tile": 5}, {"tile": 5, "one_size": True}], ids=str)
+def test_logits_and_gradients_are_the_same_in_float32(settings: dict[str, Any]) -> None:
+    ensemble, x = ensemble_of(), points(13, 2, 4, 4, dtype=torch.float32)
+    fast = accelerate(ensemble, **settings)
+    for member, quick in zip(ensemble.members, fast.members):
+        u, v = x.clone().requires_grad_(), x.clone().requires_grad_()
+        expected, found = member(u), quick(v)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0))
+        for _ in range(2):  # a graph may be pulled back several times
+            (g,) = torch.autograd.grad((expected * weights).sum(), u, retain_graph=True)
+            (h,) = torch.autograd.grad((found * weights).sum(), v, retain_graph=True)
+            torch.testing.assert_close(h, g, rtol=1e-3, atol=1e-5)
+        with torch.no_grad():
+            torch.testing.assert_close(quick(x), expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("p", [1, 2, math.inf])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attacks_find_the_same_in_float64(attack: ARC, p: float) -> None:
+    """With rounding out of the way, the fast path and the readable one agree on every sample."""
+    ensemble, x = ensemble_of(torch.float64), points(16, 2, 4, 4)
+    y, ball = labels_of(ensemble, x), Ball(p, {1: 0.6, 2: 0.25, math.inf: 0.06}[p])
+    expected = ensemble.expected_accuracy(attack(ensemble, x, y, ball), y)
+    x_adv = attack(accelerate(ensemble, tile=5), x, y, ball)
+    assert float(ball.violation(x, x_adv).max()) < 1e-9
+    assert torch.equal(ensemble.expected_accuracy(x_adv, y), expected)
+    assert float(expected.mean()) < 0.99  # the comparison says something
+
+
+@pytest.mark.parametrize("p", [2, math.inf])  # for p = 1 opposite pushes cancel, and rounding decides what is left
+@pytest.mark.parametrize("alpha", [["1/2", "1/2"], ["1/5", "1/2", "3/10"]], ids=len)
+def test_arc_on_accelerated_members_agrees_with_algorithm_2(alpha: list[str], p: float) -> None:
+    weights = [Fraction(a) for a in alpha]
+    nets = [cnn(10 * len(alpha) + i) for i in range(len(alpha))]
+    ensemble = RandomizedEnsemble(nets, [float(a) for a in weights])
+    x, eps = points(3, 2, 4, 4, seed=len(alpha)), {2: 0.18, math.inf: 0.04}[p]
+    y = labels_of(ensemble, x)
+    x_adv = ARC(steps=3, step_size=eps)(accelerate(ensemble, tile=2), x, y, Ball(p, eps))
+    for k in range(len(x)):
+        oracle = Algorithm2(nets, weights, x[k], int(y[k]), p, eps, eta=eps, steps=3, planes=None)
+        delta, v = oracle.perturbation()
+        assert float(ensemble.expected_accuracy(x_adv[k : k + 1], y[k : k + 1])) == pytest.approx(float(v))
+        if v > 0:  # ARC rests where nothing is left to gain; Algorithm 2 goes on
+            torch.testing.assert_close((x_adv - x)[k].flatten(), torch.from_numpy(delta), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_expected_accuracy_under_arc_hardly_depends_on_precision(precision: str) -> None:
+    ensemble, x = ensemble_of(), points(64, 2, 4, 4, dtype=torch.float32)
+    y, ball = labels_of(ensemble, x), Ball("linf", 0.06)
+    expected = ensemble.expected_accuracy(ARC(steps=5)(ensemble, x, y, ball), y)
+    found = ensemble.expected_accuracy(ARC(steps=5)(accelerate(ensemble, precision), x, y, ball), y)
+    tolerance = 0.02 if precision == "bfloat16" else 1e-9
+    assert float(found.mean()) == pytest.approx(float(expected.mean()), abs=tolerance)
+
+
+def test_predictions_are_not_made_in_half_precision() -> None:
+    ensemble, x = ensemble_of(), points(32, 2, 4, 4, dtype=torch.float32)
+    fast = accelerate(ensemble, "bfloat16")
+    with torch.no_grad():
+        torch.testing.assert_close(fast.logits(x), ensemble.logits(x), rtol=1e-4, atol=1e-5)
+    u = x.clone().requires_grad_()
+    rounded = fast.members[0](u)
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded.detach(), ensemble.members[0](x).detach(), rtol=0.1, atol=0.1)
+
+
+def test_resnet20_is_folded_and_agrees() -> None:
+    torch.manual_seed(0)
+    net = build("resnet20", classes=10, mean=[0.49, 0.48, 0.45], std=[0.2, 0.2, 0.2]).eval()
+    fast = accelerate(net).members[0]
+    assert isinstance(fast, FastMember)
+    assert not [m for m in fast.modules() if isinstance(m, nn.BatchNorm2d)]
+    x = points(3, 3, 32, 32, dtype=torch.float32)
+    ball = Ball("linf", 8 / 255)
+    plane, quick = (nearest_plane(m, x, ball.norm, label=None, planes=3) for m in (net, fast))
+    torch.testing.assert_close(quick.zeta, plane.zeta, rtol=1e-3, atol=1e-6)
+
+
+def test_the_original_is_left_alone() -> None:
+    ensemble, x = ensemble_of(), points(6, 2, 4, 4, dtype=torch.float32)
+    y, before = labels_of(ensemble, x), photograph(ensemble, x)
+    AdaptivePGD(steps=2)(accelerate(ensemble, "bfloat16"), x, y, Ball("l2", 0.2))
+    assert_unchanged(before, photograph(ensemble, x))
+
+
+def test_callables_vectors_and_empty_batches() -> None:
+    ensemble, x = mlp_ensemble(2), points(4, 6)
+    plain = RandomizedEnsemble([ensemble.members[0], lambda u: ensemble.members[1](u)], [0.9, 0.1])
+    fast = accelerate(plain)
+    assert fast.members[1] is plain.members[1]
+    torch.testing.assert_close(fast.logits(x), plain.logits(x))
+    assert fast.logits(x[:0]).shape == (2, 0, 5)
+    none = x[:0].clone().requires_grad_()
+    assert torch.autograd.grad(fast.members[0](none).sum(), none)[0].shape == none.shape
+    assert torch.equal(fast.alpha, plain.alpha)
+
+
+def test_members_that_cannot_be_traced_run_unfolded() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = cnn(0, dtype=torch.float32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) if bool(x.sum() >= 0) else -self.inner(x)
+
+    member, x = Branching(), points(4, 2, 4, 4, dtype=torch.float32)
+    torch.testing.assert_close(accelerate(member).logits(x)[0], member(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+def test_evaluate_searches_with_the_accelerated_members_and_judges_with_the_given_ones(precision: str) -> None:
+    ensemble, x = ensemble_of(), points(40, 2, 4, 4, dtype=torch.float32)
+    y, ball = labels_of(ensemble, x), Ball("linf", 0.06)
+    plain = evaluate(ensemble, ARC(steps=3), (x, y), ball, progress=False)
+    fast = evaluate(ensemble, ARC(steps=3), (x, y), ball, precision=precision, progress=False)
+    apart = evaluate(ensemble, ARC(steps=3), (x, y), ball, precision=precision, batch_size=7, progress=False)
+    assert fast.robust_accuracy == pytest.approx(plain.robust_accuracy, abs=0.05)
+    assert fast.robust_accuracy == apart.robust_accuracy
+
+
+def test_unknown_precision_is_refused() -> None:
+    with pytest.raises(InputError, match="bfloat16"):
+        accelerate(ensemble_of(), "bfloat61")
+    with pytest.raises(InputError, match="tile"):
+        accelerate(ensemble_of(), tile=0)
+
+
+def test_float16_is_refused_without_a_gpu() -> None:
+    with pytest.raises(InputError, match="needs a CUDA GPU"):
+        accelerate(ensemble_of(), "float16")
+
+
+def compiler_switches() -> tuple[bool, int]:
+    import torch._dynamo
+    import torch._functorch.config
+
+    return torch._functorch.config.donated_buffer, torch._dynamo.config.recompile_limit
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_switches_of_the_compiler_are_restored(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are set while a compiled member runs forwards and backwards, and only then."""
+    inside = []
+
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
+            inside.append(compiler_switches())
+            return logits.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            inside.append(compiler_switches())
+            return gradient
+
+    def compile(net: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            logits = Watched.apply(net(x))
+            if fails:
+                raise RuntimeError("no compiler")
+            return logits
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile)
+    member, x = convolutional(0), points(4, 2, 4, 4, dtype=torch.float32)
+    before = compiler_switches()
+    fast = accelerate(member, compile=True).members[0]
+    u, v = x.clone().requires_grad_(), x.clone().requires_grad_()
+    with pytest.warns(UserWarning, match="running uncompiled: no compiler") if fails else nullcontext():
+        logits = fast(u)
+    assert compiler_switches() == before
+    (gradient,) = torch.autograd.grad(logits[:, 1].sum(), u)
+    assert compiler_switches() == before
+    assert inside == [(False, 64)] * (1 if fails else 2)
+    torch.testing.assert_close(gradient, torch.autograd.grad(member(v)[:, 1].sum(), v)[0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("precision", ["float32", "tf32", "float16", "bfloat16"])
+def test_captured_members_find_the_same(precision: str) -> None:
+    ensemble = ensemble_of().to("cuda")
+    x = points(300, 2, 4, 4, dtype=torch.float32).cuda()
+    y, ball = labels_of(ensemble, x), Ball("linf", 0.06)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="running without")
+        fast = accelerate(ensemble, precision, graphs=True, tile=64)
+        found = ensemble.expected_accuracy(ARC(steps=5)(fast, x, y, ball), y)
+    expected = ensemble.expected_accuracy(ARC(steps=5)(ensemble, x, y, ball), y)
+    assert float(found.mean()) == pytest.approx(float(expected.mean()), abs=0.02)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_float16_finds_what_float32_finds(attack: Attack) -> None:
+    ensemble = ensemble_of().to("cuda")
+    x = points(300, 2, 4, 4, dtype=torch.float32).cuda()
+    y, ball = labels_of(ensemble, x), Ball("linf", 0.06)
+    found = ensemble.expected_accuracy(attack(accelerate(ensemble, "float16"), x, y, ball), y)
+    expected = ensemble.expected_accuracy(attack(ensemble, x, y, ball), y)
+    assert float(found.mean()) == pytest.approx(float(expected.mean()), abs=0.02)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_float16_keeps_the_gradient_of_a_loss_that_is_nearly_zero() -> None:
+    member = convolutional(0).cuda()
+    x = points(8, 2, 4, 4, dtype=torch.float32).cuda()
+    gradients = []
+    for net in (member, accelerate(member, "float16").members[0]):
+        u = x.clone().requires_grad_()
+        (g,) = torch.autograd.grad((1e-9 * net(u)).sum(), u)
+        gradients.append(g / g.flatten(1).norm(dim=1)[:, None, None, None])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0.05, atol=0.01)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_captured_member_that_ran_again_still_gives_its_earlier_gradient() -> None:
+    member = convolutional(0).cuda()
+    x = points(100, 2, 4, 4, dtype=torch.float32).cuda()
+    fast = accelerate(member, "float32", graphs=True, tile=64).members[0]
+    u, v = x.clone().requires_grad_(), x.clone().requires_grad_()
+    logits = fast(u)
+    fast(x.flip(0).requires_grad_())
+    (found,) = torch.autograd.grad(logits[:, 1].sum(), u)
+    (expected,) = torch.autograd.grad(member(v)[:, 1].sum(), v)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
