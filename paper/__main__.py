@@ -16,10 +16,10 @@ from paper.pages import claims_of, costs_table, gathered, render
 from paper.queue import print_queue
 from paper.recipe import Item, Row
 from paper.scale import FULL, TOY
-from paper.setup import HERE, Setup, to_stderr
+from paper.setup import HERE, Setup
 from paper.tables import grids
 from recarc.cli.app import guarded, run
-from recarc.cli.output import print_entry, print_json
+from recarc.cli.output import print_entry, print_json, print_note
 from recarc.cli.train import training_errors
 from recarc.data import available
 from recarc.errors import InputError, unknown
@@ -102,7 +102,7 @@ def paper(
         limit=limit,
         given=dict(_given(text) for text in ensemble or ()),
         scale=TOY if toy else FULL if tight is None else replace(FULL, tight=tight),
-        report=None if quiet else to_stderr,
+        report=None if quiet else print_note,
         precision=precision,
         epochs=epochs,
     )
@@ -121,7 +121,7 @@ def paper(
     elif not quiet:
         for grid in grids(result):
             grid.print(result.title)
-        to_stderr(f"kept in {folder / f'{result.item}.json'}; rerun the command to add to it")
+        print_note(f"kept in {folder / f'{result.item}.json'}; rerun the command to add to it")
         if item == "throughput":
             print(f"\n{costs_table({item: [result]})}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from paper.recipe import EnsembleRecipe, Item, Row, radius
 from paper.scale import FULL, Scale
 from recarc import zoo
+from recarc.cli.output import print_note
 from recarc.data.imageset import ImageSet
 from recarc.data.loading import load
 from recarc.ensemble import RandomizedEnsemble
@@ -22,10 +22,6 @@ from recarc.training import train
 
 HERE = Path(__file__).parent
 ENSEMBLES = HERE / "ensembles"  # trained for the paper and too large for the zoo
-
-
-def to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Setup:
     limit: int | None = None
     given: Mapping[str, str] = field(default_factory=dict)
     scale: Scale = FULL
-    report: Callable[[str], None] | None = to_stderr  # None: no progress
+    report: Callable[[str], None] | None = print_note  # None: no progress
     precision: str = "float32"  # of the attacks' search
     epochs: float | None = None  # of what is trained; None: the recipe's
     _ensembles: dict[str, LoadedEnsemble] = field(default_factory=dict)

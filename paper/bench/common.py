@@ -88,13 +88,13 @@ def counted(ensemble: RandomizedEnsemble) -> tuple[RandomizedEnsemble, Passes]:
 
 
 @dataclass(frozen=True)
-class Replay(Attack):
-    """Returns adversarial inputs that were found before: (N, ...) points for (N, ...) inputs."""
+class Replay:
+    """An attack that returns what another one found before: (N, ...) points for (N, ...) inputs."""
 
     inputs: Tensor
     points: Tensor
 
-    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+    def __call__(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         rows = {_pixels(u): i for i, u in enumerate(self.inputs)}
         return self.points[[rows[_pixels(u)] for u in x]].to(x)
 
@@ -104,7 +104,7 @@ def _pixels(image: Tensor) -> bytes:
 
 
 def robust_accuracy(
-    ensemble: RandomizedEnsemble, attack: Attack, x: Tensor, y: Tensor, ball: Ball, precision: str | None
+    ensemble: RandomizedEnsemble, attack: Attack | Replay, x: Tensor, y: Tensor, ball: Ball, precision: str | None
 ) -> Figure:
     """As `evaluate` judges it, in float32, whatever the search ran in."""
     found = evaluate(ensemble, attack, (x, y), ball, precision=precision, progress=False).robust

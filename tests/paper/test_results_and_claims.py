@@ -13,7 +13,7 @@ from paper import results
 from paper.claims import CLAIMS, judge
 from paper.items import ITEMS
 from paper.items.figures import IAT_GAIN
-from paper.pages import fill, gathered, headline, page, render
+from paper.pages import costs_table, fill, gathered, headline, page, render
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import grids
 from recarc.errors import InputError
@@ -264,11 +264,16 @@ def test_the_readme_quotes_evaluations_and_prefers_the_item_made_for_it() -> Non
     assert "alpha (0.5, 0.5) | 100 | 36.00 | 22.00 | **21.00** | 20.00 |" in headline(found(figure7=swept))
 
 
-def test_the_documents_agree_with_the_results() -> None:
+def test_the_documents_agree_with_the_results(tmp_path: Path) -> None:
     folder, docs = ROOT / "paper" / "results", ROOT / "docs"
     measured = gathered(folder)
     for name in ("results", "performance"):
         assert (docs / f"{name}.md").read_text() == page(name, measured, folder, docs), "run python -m paper --render"
+    for path in (ROOT / "README.md", *docs.glob("*.md")):
+        copy = tmp_path / path.name
+        copy.write_text(path.read_text())
+        fill(copy, {"headline": headline(measured), "costs": costs_table(measured)})
+        assert copy.read_text() == path.read_text(), "run python -m paper --render"
     for path in folder.glob("*.json"):
         for entry in json.loads(path.read_text())["rows"]:
             assert entry["command"].startswith(("recarc ", "python ")) and entry["hardware"] and entry["date"]
