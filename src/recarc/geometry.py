@@ -165,7 +165,7 @@ class Ball:
         if isinstance(eps, Tensor):
             eps = eps.detach()
             if eps.dim() != 1:
-                raise InputError(f"eps has shape {tuple(eps.shape)}; it must be one number, or one a sample, (B,)")
+                raise InputError(f"eps has shape {tuple(eps.shape)}; it must be one number, or one per sample (B,)")
             bad = eps[~(torch.isfinite(eps) & (eps >= 0))]
             if len(bad):
                 raise InputError(f"eps holds {bad[0].item()!r}; every value must be finite and >= 0, in the units of x")

@@ -82,7 +82,7 @@ CASES = {
         y=torch.eye(5)[:4].long(),
     ),
     "too few labels": Case(
-        r"x has 4 samples and y has shape \(3,\); expected one label a sample", y=torch.tensor([0, 1, 2])
+        r"x has 4 samples and y has shape \(3,\); expected one label per sample", y=torch.tensor([0, 1, 2])
     ),
     "one label": Case(r"x has 4 samples and y has shape \(\)", y=torch.tensor(1)),
     "label 5 of 0..4": Case(r"labels span 0..5; the members know 0..4", y=torch.tensor([0, 1, 2, 5])),

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from bank import bank
+from halfspace_oracle import smallest_radius
 from recarc import ARC, Ball, Climb, InputError, RandomizedEnsemble, Restarts
-from recarc.attacks.climb import Found, Problem, swap
-from recarc.exact import optimum, smallest_radius
+from recarc.attacks.climb import Search
+from recarc.attacks.problem import Best, Problem
+from recarc.exact import optimum
 from tiny import binary, labels_of, mlp_ensemble, points
 
 BARELY = 0.02  # what is foolable by less than this share of eps may be missed by a descent of finite steps
@@ -80,11 +82,12 @@ def test_swap_drops_a_light_member_for_a_heavier_one() -> None:
     """Two opposite members, the light one fooled: no perturbation adds the heavy one, but it can take the place."""
     ensemble = RandomizedEnsemble([binary([1.0, 0.0], 0.5), binary([-1.0, 0.0], 0.5)], [0.6, 0.4])
     x, y, ball = torch.zeros(1, 2, dtype=torch.float64), torch.ones(1, dtype=torch.long), Ball("linf", 1.0, box=None)
-    found = Found.clean(ensemble, x, y)
-    found.try_out(ensemble, y, torch.tensor([0]), torch.tensor([[0.7, 0.0]], dtype=torch.float64))
-    assert found.v.item() == 0.6
-    swap(Problem(ensemble, x, y, ball, steps=20, kappa=0.02), found, hopeless=torch.zeros(2, 1, dtype=torch.bool))
-    assert found.v.item() == ensemble.expected_accuracy(found.x_adv, y).item() == 0.4
+    problem = Problem(ensemble, x, y, ball)
+    best = Best.clean(problem)
+    best.consider(problem, torch.tensor([0]), torch.tensor([[0.7, 0.0]], dtype=torch.float64))
+    assert best.v.item() == 0.6
+    Search(problem, best, steps=20, kappa=0.02).swap(hopeless=torch.zeros(2, 1, dtype=torch.bool))
+    assert best.v.item() == ensemble.expected_accuracy(best.x_adv, y).item() == 0.4
 
 
 def test_seeds_restart_it_and_the_batch_does_not_matter() -> None:

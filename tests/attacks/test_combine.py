@@ -22,6 +22,7 @@ from recarc import (
     Restarts,
     WorstOf,
 )
+from recarc.attacks.problem import Problem, posed
 from tiny import Recorder, labels_of, mlp, mlp_ensemble, points
 
 BALL = Ball("l2", 0.25)
@@ -80,7 +81,8 @@ class Sign(Attack):
 
     seed: int = 0
 
-    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+    def perturb(self, problem: Problem) -> Tensor:
+        x, ball = problem.x, problem.ball
         delta = torch.zeros_like(x)
         delta[:, 0] = 0.2 if self.seed % 2 == 0 else -0.2
         return ball.move(x, ball.project(delta, x))
@@ -151,7 +153,8 @@ def test_random_attacker_value_is_the_exact_double_expectation(inner: Attack) ->
         for i, a_i in enumerate(ensemble.alpha.tolist()):
             expected += a_j * a_i * (ensemble.members[i](u).argmax(1) == y)
     torch.testing.assert_close(attacker.expected_accuracy(ensemble, x, y, BALL), expected)
-    mixture = attacker.outcome(ensemble, x, y, BALL).mixture
+    with posed(ensemble, x, y, BALL) as stated:
+        mixture = attacker.outcome(stated).mixture
     assert [p for p, _ in mixture] == [ensemble.alpha[j].item() for j in ensemble.order]
 
 
@@ -172,5 +175,6 @@ def test_random_attacker_call_draws_members_as_alpha_says() -> None:
 
 def test_outcome_of_a_plain_attack_is_its_point() -> None:
     ensemble, x, y = problem(5)
-    ((probability, u),) = LinearARC().outcome(ensemble, x, y, BALL).mixture
+    with posed(ensemble, x, y, BALL) as stated:
+        ((probability, u),) = LinearARC().outcome(stated).mixture
     assert probability == 1.0 and torch.equal(u, LinearARC()(ensemble, x, y, BALL))

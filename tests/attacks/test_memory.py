@@ -121,7 +121,7 @@ def test_arc_takes_one_gradient_call_a_member_and_step() -> None:
     ARC(steps=5)(ensemble, x, y, Ball("l2", 1e-4))  # so small that nothing falls
     for r in recorders:
         assert r.with_gradient == 5
-        assert len(r.seen) - r.with_gradient == 5 * 3 + 2  # the check of the inputs and the clean accuracy
+        assert len(r.seen) - r.with_gradient == 5 * 3 + 1  # the clean logits
 
 
 def test_samples_that_are_lost_cost_nothing_more() -> None:

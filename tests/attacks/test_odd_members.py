@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from recarc import ARC, PGD, AdaptivePGD, AutoPGD, Ball, Climb, InputError, RandomizedEnsemble, Restarts, evaluate
-from recarc.attacks.climb import Found, Problem, chase
+from recarc.attacks.climb import Search
+from recarc.attacks.problem import Best, Problem
 from recarc.ensemble import frozen
 from tiny import mlp, mlp_ensemble, points
 
@@ -61,7 +62,7 @@ def test_alpha_that_is_no_list_of_numbers(alpha: Any) -> None:
 
 
 def test_x_of_another_precision_than_the_weights() -> None:
-    with pytest.raises(InputError, match="x is float32, the members' weights are float64; make them one"):
+    with pytest.raises(InputError, match="x is float32, the members' weights are float64; convert one to the other"):
         ARC()(mlp(0), X.float(), Y, BALL)
     mixed = RandomizedEnsemble([mlp(0), mlp(1, dtype=torch.float32)])
     with pytest.raises(InputError, match="weights are float32 and float64"):
@@ -110,10 +111,10 @@ def test_chase_reaches_a_set_that_holds_members_of_probability_zero() -> None:
     y = ensemble.predictions(X)[0]
     goal = torch.ones(2, len(X), dtype=torch.bool)
     with torch.no_grad():
-        found = Found.clean(ensemble, X, y)
-        problem = Problem(ensemble, X, y, Ball("linf", 0.4), steps=20, kappa=0.02)
-        reached, _ = chase(problem, found, torch.arange(len(X)), goal, torch.zeros_like(X))
-    assert bool(reached.any()) and torch.equal(reached, found.wrong[0])
+        problem = Problem(ensemble, X, y, Ball("linf", 0.4))
+        best = Best.clean(problem)
+        reached, _ = Search(problem, best, 20, 0.02).chase(torch.arange(len(X)), goal, torch.zeros_like(X))
+    assert bool(reached.any()) and torch.equal(reached, best.wrong[0])
 
 
 def test_restarts_of_climb_start_anew_every_time() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from recarc import ARC, PGD, AdaptivePGD, Attack, Ball, LinearARC, RandomizedEnsemble
+from recarc.attacks.problem import Problem
 from tiny import binary, linear, points
 
 INSTANCES, BATCH = 1000, 20
@@ -144,7 +145,7 @@ def test_a_sample_that_stands_still_is_left_alone() -> None:
     assert len(calls) < 50  # four passes of this member an iteration
     delta, v, eta = torch.zeros_like(x), ensemble.expected_accuracy(x, y), torch.full((1,), 0.1, dtype=x.dtype)
     for _ in range(50):
-        delta, v = arc._iteration(ensemble, x, y, ball, eta, delta, v)
+        delta, v = arc._iteration(Problem(ensemble, x, y, ball), eta, delta, v)
     assert torch.equal(found, ball.move(x, delta))
 
 

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from torch import Tensor
 
 from bank import bank
 from recarc import ARC, Ball, InputError, RandomizedEnsemble, Tight
-from recarc.attacks.tight import STAGES
+from recarc.attacks import Outcome
+from recarc.attacks.problem import Best, Problem, posed
 from recarc.exact import optimum
 from tiny import labels_of, mlp, mlp_ensemble, points
+
+STAGES = [  # and whether each is an attack by itself
+    *(("adaptive_pgd", True), ("arc", True)),
+    *(("members", False), ("corrected_arc", False), ("climb", False), ("restarts", False)),
+]
+
+
+def outcome_of(attack: Tight, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Outcome:
+    with posed(ensemble, x, y, ball) as problem:
+        return attack.outcome(problem)
+
+
+def withstood(ensemble: RandomizedEnsemble, witnesses: Tensor, y: Tensor) -> Tensor:
+    """(M, B): member i still gives the label at its own witness."""
+    return torch.stack([ensemble.predictions(witness)[i] == y for i, witness in enumerate(witnesses)])
 
 
 def test_gap_to_the_exact_optimum_of_200_linear_ensembles(record_property: pytest.RecordProperty) -> None:
     """M = 5, D = 20, linf: the mean gap is at most 0.01 where ARC's own is about 0.25."""
     b = bank(200)
-    outcome = Tight().outcome(b.ensemble, b.x, b.y, b.ball)
+    outcome = outcome_of(Tight(), b.ensemble, b.x, b.y, b.ball)
     best = torch.cat([optimum(*b.single(k), b.ball).accuracy for k in range(200)])
     gap = b.ensemble.expected_accuracy(outcome.mixture[0][1], b.y) - best
-    arc = b.ensemble.score(outcome.stages["arc"] == b.y) - best
+    (arc_points,) = [stage.x_adv for stage in outcome.stages if stage.name == "arc"]
+    arc = b.ensemble.expected_accuracy(arc_points, b.y) - best
     assert bool((gap >= -1e-12).all())
     record_property("mean gap of tight to the optimum", [float(gap.mean())])
     record_property("mean gap of ARC to the optimum", [float(arc.mean())])
@@ -30,20 +50,35 @@ def test_outcome_is_consistent() -> None:
     ensemble = mlp_ensemble(3, [0.5, 0.3, 0.2])
     x = points(120, 6)
     y = labels_of(ensemble, x)
-    outcome = Tight().outcome(ensemble, x, y, Ball("linf", 0.08))
-    assert list(outcome.stages) == list(STAGES)
+    outcome = outcome_of(Tight(), ensemble, x, y, Ball("linf", 0.08))
+    assert [(stage.name, stage.alone) for stage in outcome.stages] == STAGES
     v = ensemble.expected_accuracy(outcome.mixture[0][1], y)
-    scores = {name: ensemble.score(p == y) for name, p in outcome.stages.items()}
+    scores = {stage.name: ensemble.expected_accuracy(stage.x_adv, y) for stage in outcome.stages}
     for score in scores.values():
         assert bool((v <= score).all()), "no stage beats what is returned"
     assert torch.equal(scores["restarts"], v)
-    assert outcome.alone is not None and outcome.decided_by is not None
-    floor = ensemble.score(outcome.alone)
+    so_far = [ensemble.expected_accuracy(x, y), *(scores[name] for name, alone in STAGES if not alone)]
+    assert all(bool((after <= before).all()) for before, after in itertools.pairwise(so_far))
+    assert outcome.witnesses is not None
+    floor = ensemble.score(withstood(ensemble, outcome.witnesses, y))
     assert bool((floor <= v).all())
-    running = torch.stack(list(scores.values())).cummin(0).values
-    decided = outcome.decided_by
-    assert torch.equal(running.gather(0, decided[None])[0], v), "the deciding stage reached the final value"
     assert torch.equal(Tight()(ensemble, x, y, Ball("linf", 0.08)), outcome.mixture[0][1])
+
+
+def test_a_witness_is_kept_for_every_member_that_was_fooled() -> None:
+    """In ball and box, and each one fools its member: whoever was fooled anywhere can be checked again."""
+    ensemble = mlp_ensemble(3, [0.5, 0.3, 0.2])
+    x, ball = points(80, 6), Ball("l2", 0.2)
+    y = labels_of(ensemble, x)
+    with posed(ensemble, x, y, ball) as problem:
+        best = Best.clean(problem, witnesses=True)
+        list(Tight("quick", steps=3)._stages(problem, best))
+    assert best.witnesses is not None
+    assert 0 < int(best.ever_wrong.sum()) < best.ever_wrong.numel()
+    assert torch.equal(withstood(ensemble, best.witnesses, y), ~best.ever_wrong)
+    for i, witness in enumerate(best.witnesses):
+        assert float(ball.violation(x, witness).max()) <= 1e-12
+        assert torch.equal(witness[~best.ever_wrong[i]], x[~best.ever_wrong[i]])
 
 
 def test_a_member_that_cannot_be_fooled_is_the_floor() -> None:
@@ -56,8 +91,10 @@ def test_a_member_that_cannot_be_fooled_is_the_floor() -> None:
     ensemble = RandomizedEnsemble([mlp(0), Constant()], [0.7, 0.3])
     x = points(60, 6)
     y = torch.zeros(60, dtype=torch.long)
-    outcome = Tight("quick").outcome(ensemble, x, y, Ball("linf", 0.5))
-    assert outcome.alone is not None and bool(outcome.alone[1].all()) and not bool(outcome.alone[0].any())
+    outcome = outcome_of(Tight("quick"), ensemble, x, y, Ball("linf", 0.5))
+    assert outcome.witnesses is not None
+    alone = withstood(ensemble, outcome.witnesses, y)
+    assert bool(alone[1].all()) and not bool(alone[0].any())
     assert torch.allclose(ensemble.expected_accuracy(outcome.mixture[0][1], y), torch.tensor(0.3).double())
 
 
@@ -76,9 +113,9 @@ def test_presets() -> None:
 def test_thorough_looks_at_nine_planes(classes: int, planes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def noting(attack: ARC, ensemble: RandomizedEnsemble, x: torch.Tensor, *problem: object) -> torch.Tensor:
+    def noting(attack: ARC, problem: Problem) -> torch.Tensor:
         seen.append(attack.planes or classes - 1)
-        return x
+        return problem.x
 
     monkeypatch.setattr(ARC, "perturb", noting)
     ensemble = mlp_ensemble(2, classes=classes)

@@ -26,7 +26,7 @@ from recarc import (
     Tight,
     evaluate,
 )
-from recarc.attacks import Outcome
+from recarc.attacks import Outcome, Problem
 from recarc.evaluation import AttackViolation, Evaluation, RunError
 from recarc.evaluation.prepare import default_tile
 from tiny import assert_unchanged, cnn, photograph, points
@@ -138,8 +138,8 @@ def test_an_honest_function_is_an_attack_too() -> None:
 class Mixed:
     """Lies about its probabilities."""
 
-    def outcome(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Outcome:
-        return Outcome([(0.5, x), (0.4, x)])
+    def outcome(self, problem: Problem) -> Outcome:
+        return Outcome([(0.5, problem.x), (0.4, problem.x)])
 
 
 def test_probabilities_of_an_attacker_must_sum_to_one() -> None:
@@ -274,10 +274,11 @@ def test_default_sizes_follow_the_device() -> None:
 
 
 class Boastful:
-    """Says of every member that nothing fooled it, whatever the inputs it returns do to it."""
+    """Claims to have fooled no member alone, whatever the inputs it returns do to it."""
 
-    def outcome(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Outcome:
-        return Outcome([(1.0, QUICK(ensemble, x, y, ball))], alone=torch.ones(len(ensemble), len(x), dtype=torch.bool))
+    def outcome(self, problem: Problem) -> Outcome:
+        x_adv = QUICK(problem.ensemble, problem.x, problem.y, problem.ball)
+        return Outcome([(1.0, x_adv)], witnesses=torch.stack([problem.x] * len(problem.ensemble)))
 
 
 def test_a_member_that_a_judged_input_fools_did_not_withstand(tmp_path: Path) -> None:

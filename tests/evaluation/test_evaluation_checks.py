@@ -14,7 +14,7 @@ from runs import BALL, QUICK, problem
 from torch import Tensor, nn
 
 from recarc import PGD, Ball, Evaluation, RandomizedEnsemble, Tight, Verdict, evaluate
-from recarc.attacks import Outcome
+from recarc.attacks import Outcome, Problem, Stage
 from recarc.evaluation import RecarcWarning
 
 
@@ -95,9 +95,9 @@ def test_no_box_for_images() -> None:
 class Flattered:
     """A staged attack whose last stage finds much more than AdaptivePGD."""
 
-    def outcome(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Outcome:
-        x_adv = QUICK(ensemble, x, y, ball)
-        return Outcome([(1.0, x_adv)], {"adaptive_pgd": ensemble.predictions(x), "last": ensemble.predictions(x_adv)})
+    def outcome(self, problem: Problem) -> Outcome:
+        x_adv = QUICK(problem.ensemble, problem.x, problem.y, problem.ball)
+        return Outcome([(1.0, x_adv)], [Stage("adaptive_pgd", problem.x, alone=True), Stage("last", x_adv)])
 
 
 def test_adaptive_pgd_far_above_the_worst() -> None:

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 from runs import BALL, problem
-from torch import Tensor
 
-from recarc import PGD, Ball, InputError, RandomAttacker, RandomizedEnsemble, evaluate
-from recarc.attacks import Outcome
+from recarc import PGD, InputError, RandomAttacker, evaluate
+from recarc.attacks import Outcome, Problem, Stage
 from recarc.evaluation import Evaluation
 from recarc.evaluation.intervals import wilson
 from recarc.evaluation.records import Records, from_parquet, joined, to_parquet
@@ -106,12 +105,11 @@ def test_the_random_attacker_gives_the_cross_robustness(alpha: list[float]) -> N
 
 
 class Staged:
-    """Tells everything an outcome can tell."""
+    """Returns everything that an outcome can hold."""
 
-    def outcome(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Outcome:
-        clean = ensemble.predictions(x)
-        decided = torch.zeros(len(x), dtype=torch.long)
-        return Outcome([(1.0, x.clone())], {"clean": clean, "second": clean}, clean == y, decided)
+    def outcome(self, problem: Problem) -> Outcome:
+        x = problem.x
+        return Outcome([(1.0, x.clone())], [Stage("second", x.clone())], torch.stack([x] * len(problem.ensemble)))
 
 
 def test_stages_travel_through_the_records(tmp_path: Any) -> None:

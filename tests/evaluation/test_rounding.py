@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from recarc import ARC, PGD, Ball, RandomAttacker, RandomizedEnsemble, evaluate
-from recarc.attacks.polish import settled
+from recarc.attacks.polish import polished
+from recarc.attacks.problem import Problem
 from tiny import cnn, labels_of, points
 
 EPS = {"linf": 0.06, "l2": 0.25}
@@ -38,7 +39,8 @@ def test_what_the_search_believed_holds_in_float32(norm: str) -> None:
     searched = rounded(ensemble, y, 0.1)
     before = ensemble.expected_accuracy(back, y)
     believed = searched.expected_accuracy(back, y)
-    moved = settled(ensemble, searched, x, y, ball, back)
+    wrong = ~ensemble.correct(back, y)
+    moved = polished(Problem(ensemble, x, y, ball), searched, back, wrong)
     after = ensemble.expected_accuracy(moved, y)
     assert float(ball.violation(x, moved).max()) < 1e-6
     assert bool((after <= before).all())
@@ -50,13 +52,13 @@ def test_what_the_search_believed_holds_in_float32(norm: str) -> None:
 
 def test_it_is_not_used_where_the_search_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr("recarc.evaluation.judge.settled", lambda *given: calls.append(1) or given[-1])
+    monkeypatch.setattr("recarc.evaluation.judge.polished", lambda *given: calls.append(len(given[2])) or given[2])
     ensemble = RandomizedEnsemble([cnn(i, dtype=torch.float32) for i in range(2)], [0.7, 0.3])
     x = points(20, 2, 4, 4, dtype=torch.float32)
     data, ball = (x, labels_of(ensemble, x)), Ball("linf", 0.06)
     evaluate(ensemble, ARC(steps=2), data, ball, progress=False)
     assert not calls
     evaluate(ensemble, ARC(steps=2), data, ball, precision="bfloat16", progress=False)
-    assert len(calls) == 1
+    assert calls == [20]
     evaluate(ensemble, RandomAttacker(PGD(steps=2)), data, ball, precision="bfloat16", progress=False)
-    assert len(calls) == 3  # the points for either member
+    assert calls == [20, 40]  # the points for either member

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from recarc.errors import InputError
-from recarc.exact import affine_parameters
+from recarc.exact.affine import affine_parameters
 
 
 def test_linear_layer_gives_its_own_weights() -> None:

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from mixed_integer import heaviest_by_milp
 from torch import Tensor, nn
 
+from halfspace_oracle import smallest_radius
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
-from recarc.exact import affine_parameters, optimum, smallest_radius
+from recarc.exact import Optimum, optimum
+from recarc.exact.affine import affine_parameters
 from recarc.geometry import Ball
 
 NORMS = [1, 2, math.inf]
@@ -68,9 +71,17 @@ def radius(p: float, dim: int, scale: float = 0.1) -> float:
     return scale if math.isinf(p) else scale * dim ** (1 / p) * 0.7
 
 
-def check_point(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball, **options: str) -> Tensor:
+def solved(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball, milp: bool) -> Optimum:
+    """The optimum by the package's search, or with the mixed-integer program in its place."""
+    with pytest.MonkeyPatch.context() as patch:
+        if milp:
+            patch.setattr("recarc.exact.linear.heaviest_set", heaviest_by_milp)
+        return optimum(ensemble, x, y, ball)
+
+
+def check_point(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball, milp: bool = False) -> Tensor:
     """The optimum's own promises: feasible, realised, and worth what it says."""
-    result = optimum(ensemble, x, y, ball, **options)
+    result = solved(ensemble, x, y, ball, milp)
     assert result.x_adv.shape == x.shape and result.x_adv.dtype == x.dtype
     assert float(ball.violation(x, result.x_adv).max()) == 0
     assert bool(result.realised.all())
@@ -106,18 +117,15 @@ def test_one_member_in_a_box_linf() -> None:
     assert torch.equal(check_point(ensemble, x, y, Ball("linf", eps, BOX)) == 0, foolable)
 
 
-@pytest.mark.parametrize("method", ["search", "milp"])
-@pytest.mark.parametrize("p", NORMS)
-def test_opposite_members_are_never_fooled_together(p: float, method: str) -> None:
-    if method == "milp" and p == 2:
-        pytest.skip("the mixed-integer program has no l2 ball")
+@pytest.mark.parametrize(("p", "milp"), [(1, False), (1, True), (2, False), (math.inf, False), (math.inf, True)])
+def test_opposite_members_are_never_fooled_together(p: float, milp: bool) -> None:
     members = [binary([1.0, 2.0], 0.3), binary([-1.0, -2.0], 0.3)]
     x, y = torch.zeros(1, 2, dtype=torch.float64), torch.ones(1, dtype=torch.long)
     ball = Ball(p, 1.0, None)
-    assert check_point(RandomizedEnsemble(members), x, y, ball, method=method).item() == 0.5
-    assert check_point(RandomizedEnsemble(members, [0.7, 0.3]), x, y, ball, method=method).item() == 0.3
-    assert check_point(RandomizedEnsemble(members, [1.0, 0.0]), x, y, ball, method=method).item() == 0
-    assert check_point(RandomizedEnsemble(members), x, y, Ball(p, 0.05, None), method=method).item() == 1
+    assert check_point(RandomizedEnsemble(members), x, y, ball, milp).item() == 0.5
+    assert check_point(RandomizedEnsemble(members, [0.7, 0.3]), x, y, ball, milp).item() == 0.3
+    assert check_point(RandomizedEnsemble(members, [1.0, 0.0]), x, y, ball, milp).item() == 0
+    assert check_point(RandomizedEnsemble(members), x, y, Ball(p, 0.05, None), milp).item() == 1
 
 
 @pytest.mark.parametrize("p", NORMS)
@@ -134,12 +142,12 @@ def test_a_member_already_wrong_may_have_to_be_given_up(p: float) -> None:
     assert both.x_adv.item() == pytest.approx(-0.6)  # the deepest point
 
 
-@pytest.mark.parametrize("method", ["search", "milp"])
-def test_the_heaviest_member_may_have_to_be_given_up(method: str) -> None:
+@pytest.mark.parametrize("milp", [False, True])
+def test_the_heaviest_member_may_have_to_be_given_up(milp: bool) -> None:
     members = [binary([1.0, 1.0], 0.2), binary([-1.0, -0.9], 0.2), binary([-0.9, -1.0], 0.2)]
     x, y = torch.zeros(1, 2, dtype=torch.float64), torch.ones(1, dtype=torch.long)
     for alpha, expected in (([0.4, 0.3, 0.3], 0.4), ([0.6, 0.2, 0.2], 0.4)):
-        result = optimum(RandomizedEnsemble(members, alpha), x, y, Ball("linf", 1.0, None), method)
+        result = solved(RandomizedEnsemble(members, alpha), x, y, Ball("linf", 1.0, None), milp)
         assert result.accuracy.item() == pytest.approx(expected)
         assert result.fooled[:, 0].tolist() == [alpha[0] > 0.5, alpha[0] < 0.5, alpha[0] < 0.5]
 
@@ -182,7 +190,7 @@ def test_conflicting_members_equal_full_enumeration_and_milp(p: float) -> None:
         expected = [best_by_enumeration(ensemble, x[n], 1, ball) for n in range(len(x))]
         assert exact.tolist() == pytest.approx(expected, abs=1e-9)
         if p != 2:
-            assert torch.equal(check_point(ensemble, x, y, ball, method="milp"), exact)
+            assert torch.equal(check_point(ensemble, x, y, ball, milp=True), exact)
         accuracies += exact.tolist()
     assert sum(0 < a < 1 for a in accuracies) > 16
 
@@ -195,7 +203,7 @@ def test_search_and_milp_agree(
 ) -> None:
     ensemble, x, y = random_case(members, 10, classes, count, seed=members)
     ball = Ball(p, radius(p, 10), box)
-    assert torch.equal(check_point(ensemble, x, y, ball), check_point(ensemble, x, y, ball, method="milp"))
+    assert torch.equal(check_point(ensemble, x, y, ball), check_point(ensemble, x, y, ball, milp=True))
 
 
 @pytest.mark.parametrize("box", [None, BOX])
@@ -270,7 +278,7 @@ def test_nearly_equal_and_nearly_opposite_members() -> None:
         x, y = 0.1 * torch.randn(4, 10, generator=g, dtype=torch.float64), torch.ones(4, dtype=torch.long)
         for p in (1, math.inf):
             ball = Ball(p, 1.0, None)
-            assert torch.equal(check_point(ensemble, x, y, ball), optimum(ensemble, x, y, ball, "milp").accuracy)
+            assert torch.equal(check_point(ensemble, x, y, ball), solved(ensemble, x, y, ball, milp=True).accuracy)
         check_point(ensemble, x, y, Ball(2, 1.0, None))
 
 
@@ -322,13 +330,9 @@ def test_bad_input() -> None:
         optimum(deep, x, y, ball)
     with pytest.raises(InputError, match=r"not for l1\.5"):
         optimum(ensemble, x, y, Ball(1.5, 0.1, BOX))
-    with pytest.raises(InputError, match="'milp' solves l1 and linf"):
-        optimum(ensemble, x, y, Ball(2, 0.1, BOX), method="milp")
-    with pytest.raises(InputError, match="did you mean 'search'"):
-        optimum(ensemble, x, y, ball, method="serach")
-    with pytest.raises(InputError, match=r"labels are in 3\.\.3"):
+    with pytest.raises(InputError, match=r"labels span 3\.\.3"):
         optimum(ensemble, x, torch.full_like(y, 3), ball)
-    with pytest.raises(InputError, match="expected integer labels"):
+    with pytest.raises(InputError, match="expected one label per sample"):
         optimum(ensemble, x, y[:2], ball)
     with pytest.raises(InputError, match="outside the box"):
         optimum(ensemble, x + 1, y, ball)

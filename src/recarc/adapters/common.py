@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from recarc.attacks.base import Attack
+from recarc.attacks.problem import Problem
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
 from recarc.evaluation.checks import look_like_probabilities, warn
@@ -127,7 +128,8 @@ class PeerAttack(Attack):
     member: int | None = None  # None: the expected logits
     seed: int = 0
 
-    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+    def perturb(self, problem: Problem) -> Tensor:
+        ensemble, x, y, ball = problem.ensemble, problem.x, problem.y, problem.ball
         if self.member is not None and not 0 <= self.member < len(ensemble):
             raise InputError(f"member is {self.member}; the ensemble has members 0..{len(ensemble) - 1}")
         target, x_adv = Target(ensemble, self.member), x.clone()

@@ -8,12 +8,13 @@ if TYPE_CHECKING:
     from recarc.attacks.adaptive_pgd import AdaptivePGD
     from recarc.attacks.arc import ARC
     from recarc.attacks.autopgd import AutoPGD
-    from recarc.attacks.base import Attack, Outcome
+    from recarc.attacks.base import Attack, Outcome, Stage
     from recarc.attacks.carlini_wagner import CarliniWagner
     from recarc.attacks.climb import Climb
     from recarc.attacks.combine import RandomAttacker, Restarts, WorstOf
     from recarc.attacks.linear_arc import LinearARC
     from recarc.attacks.pgd import PGD
+    from recarc.attacks.problem import Best, Problem
     from recarc.attacks.tight import Tight
 
 __getattr__, __dir__, __all__ = attach(
@@ -22,12 +23,13 @@ __getattr__, __dir__, __all__ = attach(
         "adaptive_pgd": "AdaptivePGD",
         "arc": "ARC",
         "autopgd": "AutoPGD",
-        "base": "Attack Outcome",
+        "base": "Attack Outcome Stage",
         "carlini_wagner": "CarliniWagner",
         "climb": "Climb",
         "combine": "RandomAttacker Restarts WorstOf",
         "linear_arc": "LinearARC",
         "pgd": "PGD",
+        "problem": "Best Problem",
         "tight": "Tight",
     },
 )

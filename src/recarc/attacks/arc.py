@@ -10,8 +10,8 @@ from torch import Tensor
 
 from recarc.attacks.base import Attack, check_count, check_step_size, step_of
 from recarc.attacks.nearest_plane import Plane, nearest_plane
+from recarc.attacks.problem import Problem
 from recarc.attacks.registry import register
-from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball, per_sample, working_dtype
 
@@ -47,34 +47,32 @@ class ARC(Attack):
         if self.planes is not None and self.planes > classes - 1:
             raise InputError(f"planes is {self.planes}; with {classes} classes it must be 1..{classes - 1} or None")
 
-    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+    def perturb(self, problem: Problem) -> Tensor:
+        x, ball = problem.x, problem.ball
         eta = step_of(self.step_size, 1 if math.isinf(ball.norm.p) else 1 / 4, ball, x)
         delta = torch.zeros_like(x, dtype=working_dtype(x))
-        v = ensemble.expected_accuracy(x, y)
+        v = problem.clean_accuracy()
         left = torch.arange(len(x), device=x.device)
         for _ in range(self.steps):
             left = left[v[left] > 0]  # an expected accuracy of 0 cannot fall
             if not len(left):
                 break
             before = delta[left]
-            delta[left], v[left] = self._iteration(
-                ensemble, x[left], y[left], ball.take(left), eta[left], before, v[left]
-            )
-            left = left[(delta[left] != before).flatten(1).any(1)]  # what stood still would do so again
+            delta[left], v[left] = self._iteration(problem.take(left), eta[left], before, v[left])
+            left = left[(delta[left] != before).flatten(1).any(1)]  # what did not move would not move again
         return ball.move(x, delta)
 
-    def _iteration(
-        self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball, eta: Tensor, delta: Tensor, v: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _iteration(self, problem: Problem, eta: Tensor, delta: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """One round of the local search; returns the new delta and its expected accuracy."""
+        x, ball = problem.x, problem.ball
         delta_l, v_l = torch.zeros_like(delta), v
-        for i in ensemble.order:
+        for i in problem.ensemble.order:
             x_tilde = ball.move(x, delta + delta_l)  # in the box, where the member is defined
-            plane, beta = self._plane_and_beta(ensemble, i, x_tilde, y, ball, eta, delta_l)
+            plane, beta = self._plane_and_beta(problem, i, x_tilde, eta, delta_l)
             g = -ball.norm.steepest(plane.w)
             delta_l_hat = ball.norm.scale_to(delta_l + per_sample(beta, g) * g, eta)
             delta_hat = ball.project(delta + delta_l_hat, x)
-            v_hat = ensemble.expected_accuracy(ball.move(x, delta_hat), y)
+            v_hat = problem.expected_accuracy(ball.move(x, delta_hat))
             accept = v_hat <= v_l
             delta_l = torch.where(per_sample(accept, x), delta_l_hat, delta_l)
             v_l = torch.where(accept, v_hat, v_l)
@@ -82,18 +80,19 @@ class ARC(Attack):
         return ball.project(delta + delta_l, x), v_l
 
     def _plane_and_beta(
-        self, ensemble: RandomizedEnsemble, i: int, x_tilde: Tensor, y: Tensor, ball: Ball, eta: Tensor, delta_l: Tensor
+        self, problem: Problem, i: int, x_tilde: Tensor, eta: Tensor, delta_l: Tensor
     ) -> tuple[Plane, Tensor]:
         """The plane to cross and how far to push. "i = 1" needs no case: delta_l = 0 cancels beta."""
-        rho = self.rho * ball.radius(x_tilde)
+        member, norm = problem.ensemble.members[i], problem.ball.norm
+        rho = self.rho * problem.ball.radius(x_tilde)
         if self.variant == "paper":
-            plane = nearest_plane(ensemble.members[i], x_tilde, ball.norm, label=None, planes=self.planes)
+            plane = nearest_plane(member, x_tilde, norm, label=None, planes=self.planes)
             gap, reach = (plane.along(delta_l) + plane.zeta).abs(), plane.zeta
         else:
             # Paper: zeta at x + delta + delta_l, to which the projection of delta_l is added again. Here: the
             # distance zeta0 from x + delta, because Theorem 5.1's proof needs (1 - zeta0/eta) beta > zeta; and the
             # planes around y, so that a fooled member (zeta < 0) is pushed deeper and not back.
-            plane = nearest_plane(ensemble.members[i], x_tilde, ball.norm, label=y, planes=self.planes, offset=delta_l)
+            plane = nearest_plane(member, x_tilde, norm, label=problem.y, planes=self.planes, offset=delta_l)
             gap, reach = plane.zeta.clamp(min=0), plane.zeta - plane.along(delta_l)
         near = reach < eta
         beta = eta / torch.where(near, eta - reach, 1) * torch.where(near, gap, 0) + rho

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from recarc.attacks.base import Attack, check_count, differentiate
-from recarc.attacks.pgd import check_member, member_of
+from recarc.attacks.pgd import check_member
+from recarc.attacks.problem import Best, Problem
 from recarc.attacks.registry import register
-from recarc.ensemble import RandomizedEnsemble, predictions_of
+from recarc.ensemble import predictions_of
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball, per_sample, working_dtype
 from recarc.losses import cross_entropy, difference_of_logits_ratio, negative_margin, targeted_dlr
@@ -24,28 +25,12 @@ PROGRESS = 0.75  # their rho: the share of steps that must have increased the lo
 
 def checkpoints(steps: int) -> set[int]:
     """Iterations at which the step may be halved: gaps start at 0.22 of the steps and shrink by 0.03 to 0.06."""
-    last, here = 0.0, 0.22
-    found = []
-    while here <= 1:
-        found.append(math.ceil(round(here * steps, 6)))
-        last, here = here, here + max(here - last - 0.03, 0.06)
-    return set(found)
-
-
-@dataclass(frozen=True)
-class _Task:
-    """The problem, and the best point of every sample so far: x_adv and its accuracy are improved in place."""
-
-    ensemble: RandomizedEnsemble
-    x: Tensor
-    y: Tensor
-    ball: Ball
-    x_adv: Tensor
-    lowest: Tensor
-
-    def keep(self, index: Tensor, point: Tensor, accuracy: Tensor) -> None:
-        better = accuracy < self.lowest[index]
-        self.x_adv[index[better]], self.lowest[index[better]] = point[better], accuracy[better]
+    last, share = 0.0, 0.22
+    iterations = set()
+    while share <= 1:
+        iterations.add(math.ceil(round(share * steps, 6)))
+        last, share = share, share + max(share - last - 0.03, 0.06)
+    return iterations
 
 
 @dataclass
@@ -56,14 +41,14 @@ class _State:
     point: Tensor
     previous: Tensor
     gradient: Tensor
-    best: Tensor  # the point of highest loss, to which halving returns
-    best_gradient: Tensor
-    best_loss: Tensor
+    peak: Tensor  # the point of highest loss, to which halving returns
+    peak_gradient: Tensor
+    peak_loss: Tensor
     last_loss: Tensor
     step: Tensor
     increases: Tensor
-    best_at_check: Tensor
-    halved_at_check: Tensor = field(repr=False)
+    peak_at_check: Tensor
+    halved_at_check: Tensor
 
     def take(self, keep: Tensor) -> _State:
         return _State(**{name: value[keep] for name, value in vars(self).items()})
@@ -75,8 +60,8 @@ class AutoPGD(Attack):
     """Croce and Hein's APGD (the paper's "APGD" is `AdaptivePGD`): momentum 0.75, step 2 eps halved when it stalls.
 
     `member=i` attacks one member and stops on a sample as soon as it is fooled; `member=None` increases the expected
-    loss and keeps the point of lowest expected accuracy. loss: "ce", "dlr", "dlr_targeted" (one run for each of the
-    `targets` runners-up) or "margin". For p = 1 the step is the plain steepest one, not their sparse one.
+    loss and keeps the point of lowest expected accuracy. loss: "ce", "dlr", "dlr_targeted" (one run towards each of
+    the `targets` runners-up) or "margin". For p = 1 the step is the plain steepest one, not their sparse one.
     """
 
     member: int | None = None
@@ -99,100 +84,90 @@ class AutoPGD(Attack):
         if classes < needed:
             raise InputError(f"loss {self.loss!r} needs {needed} classes or more, the members have {classes}; use 'ce'")
 
-    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
-        task = _Task(ensemble, x, y, ball, x.clone(), self._accuracy(ensemble, self._logits(ensemble, x), y))
-        if self.loss != "dlr_targeted":
-            self._run(task, None)
-            return task.x_adv
-        ranking = ensemble.expected_logits(x) if self.member is None else member_of(ensemble, self.member)(x)
-        rivals = ranking.scatter(1, y[:, None], -torch.inf).topk(min(self.targets, ranking.shape[1] - 1)).indices
-        for target in rivals.unbind(1):
-            self._run(task, target)
-        return task.x_adv
-
-    def _members(self, ensemble: RandomizedEnsemble) -> list[int]:
-        return ensemble.order if self.member is None else [self.member]
-
-    def _logits(self, ensemble: RandomizedEnsemble, x: Tensor) -> list[Tensor]:
-        return [member_of(ensemble, i)(x) for i in self._members(ensemble)]
-
-    def _accuracy(self, ensemble: RandomizedEnsemble, logits: list[Tensor], y: Tensor) -> Tensor:
-        """What is driven to 0: the member's own correctness, or the expected accuracy."""
-        right = torch.stack([predictions_of(f) == y for f in logits])
+    def perturb(self, problem: Problem) -> Tensor:
         if self.member is not None:
-            return right[0].double()
-        bits = torch.zeros(len(ensemble), len(y), dtype=torch.bool, device=y.device)
-        bits[ensemble.order] = right
-        return ensemble.score(bits)
+            problem = problem.on_member(self.member)
+        best = Best.clean(problem)
+        if self.loss != "dlr_targeted":
+            self._run(problem, best, None)
+            return best.x_adv
+        alpha, clean = problem.ensemble.alpha.tolist(), problem.clean_logits
+        ranking = sum((alpha[i] * clean[i] for i in problem.ensemble.order), clean.new_zeros(()))
+        rivals = ranking.scatter(1, problem.y[:, None], -torch.inf).topk(min(self.targets, problem.classes - 1)).indices
+        for target in rivals.unbind(1):
+            self._run(problem, best, target)
+        return best.x_adv
 
     def _loss(self, logits: Tensor, y: Tensor, target: Tensor | None) -> Tensor:
         if target is not None:
             return targeted_dlr(logits, y, target)
         return {"ce": cross_entropy, "dlr": difference_of_logits_ratio, "margin": negative_margin}[self.loss](logits, y)
 
-    def _visit(self, task: _Task, index: Tensor, point: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(loss, gradient) at a point, which is kept where it is the best: one forward and backward pass a member."""
-        ensemble, y = task.ensemble, task.y[index]
-        weights = [1.0] if self.member is not None else [float(ensemble.alpha[i]) for i in ensemble.order]
+    def _visit(
+        self, problem: Problem, best: Best, index: Tensor, point: Tensor, target: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(loss, gradient) at a point, which is offered to `best`: one forward and backward pass per member."""
+        ensemble, y, aim = problem.ensemble, problem.y[index], None if target is None else target[index]
+        wrong = torch.zeros(len(ensemble), len(y), dtype=torch.bool, device=y.device)
         with torch.enable_grad():
             leaf = point.detach().requires_grad_()
-            logits = self._logits(ensemble, leaf)
-            aim = None if target is None else target[index]
-            losses = [a * self._loss(f, y, aim) for a, f in zip(weights, logits, strict=True)]
-            loss = torch.stack(losses).sum(0)
+            logits = {i: ensemble.members[i](leaf) for i in ensemble.order}
+            loss = torch.stack([float(ensemble.alpha[i]) * self._loss(f, y, aim) for i, f in logits.items()]).sum(0)
             gradient = differentiate(loss.sum(), leaf)
-        task.keep(index, point, self._accuracy(ensemble, [f.detach() for f in logits], y))
+        for i, f in logits.items():
+            wrong[i] = predictions_of(f.detach()) != y
+        best.offer(index, point, wrong, ensemble.score(~wrong))
         gradient = gradient.to(working_dtype(point)).nan_to_num(nan=0.0)
         return loss.detach().to(gradient.dtype).masked_fill(loss.isnan(), -math.inf), gradient
 
-    def _run(self, task: _Task, target: Tensor | None) -> None:
+    def _run(self, problem: Problem, best: Best, target: Tensor | None) -> None:
         """One AutoPGD run, towards `target` classes where given; samples at 0 are dropped."""
-        if not bool((task.lowest > 0).any()):
+        if not bool((best.v > 0).any()):
             return  # many models cannot take an empty batch
-        x, ball, s = task.x, task.ball, self._begin(task, target)
+        x, ball, s = problem.x, problem.ball, self._begin(problem, best, target)
         since, checks = 0, checkpoints(self.steps)
         for k in range(1, self.steps + 1):
-            left = (task.lowest[s.index] > 0).nonzero()[:, 0]
+            left = (best.v[s.index] > 0).nonzero()[:, 0]
             if not len(left):
                 return
             if len(left) <= WORTH_COMPACTING * len(s.index):
                 s = s.take(left)
-            here, ball_here = x[s.index], ball.take(s.index)
-            z = self._moved(here, s.point, per_sample(s.step, here) * ball.norm.steepest(s.gradient), ball_here)
+            centre, own_ball = x[s.index], ball.take(s.index)
+            z = self._moved(centre, s.point, per_sample(s.step, centre) * ball.norm.steepest(s.gradient), own_ball)
             momentum = MOMENTUM if k > 1 else 1.0
             step = momentum * (z - s.point) + (1 - momentum) * (s.point - s.previous)
-            s.previous, s.point = s.point, self._moved(here, s.point, step, ball_here)
-            loss, s.gradient = self._visit(task, s.index, s.point, target)
+            s.previous, s.point = s.point, self._moved(centre, s.point, step, own_ball)
+            loss, s.gradient = self._visit(problem, best, s.index, s.point, target)
             s.increases += loss > s.last_loss
             s.last_loss = loss
-            higher = loss > s.best_loss
-            s.best_loss = torch.where(higher, loss, s.best_loss)
-            s.best = torch.where(per_sample(higher, s.best), s.point, s.best)
-            s.best_gradient = torch.where(per_sample(higher, s.best), s.gradient, s.best_gradient)
+            higher = loss > s.peak_loss
+            s.peak_loss = torch.where(higher, loss, s.peak_loss)
+            s.peak = torch.where(per_sample(higher, s.peak), s.point, s.peak)
+            s.peak_gradient = torch.where(per_sample(higher, s.peak), s.gradient, s.peak_gradient)
             since += 1
             if k in checks:
                 self._maybe_halve(s, since)
                 since = 0
 
-    def _begin(self, task: _Task, target: Tensor | None) -> _State:
-        index = (task.lowest > 0).nonzero()[:, 0]
-        point, ball = task.x[index], task.ball.take(index)
+    def _begin(self, problem: Problem, best: Best, target: Tensor | None) -> _State:
+        index = (best.v > 0).nonzero()[:, 0]
+        point, ball = problem.x[index], problem.ball.take(index)
         if self.random_init:
             point = ball.move(point, ball.random_start(point, self.seed))
-        loss, gradient = self._visit(task, index, point, target)
+        loss, gradient = self._visit(problem, best, index, point, target)
         zeros = torch.zeros(len(index), dtype=torch.long, device=index.device)
         return _State(
             index=index,
             point=point,
             previous=point,
             gradient=gradient,
-            best=point,
-            best_gradient=gradient,
-            best_loss=loss,
+            peak=point,
+            peak_gradient=gradient,
+            peak_loss=loss,
             last_loss=loss,
             step=2 * ball.radius(point),
             increases=zeros,
-            best_at_check=loss,
+            peak_at_check=loss,
             halved_at_check=zeros.bool(),
         )
 
@@ -203,14 +178,14 @@ class AutoPGD(Attack):
 
     @staticmethod
     def _maybe_halve(s: _State, since: int) -> None:
-        """Halve the step and go back to the best point where progress stalled."""
+        """Halve the step and return to the point of highest loss where progress stalled."""
         few = s.increases < PROGRESS * since
-        stuck = ~s.halved_at_check & (s.best_loss <= s.best_at_check)
+        stuck = ~s.halved_at_check & (s.peak_loss <= s.peak_at_check)
         halve = few | stuck
         s.step = torch.where(halve, s.step / 2, s.step)
-        s.point = torch.where(per_sample(halve, s.point), s.best, s.point)
-        s.previous = torch.where(per_sample(halve, s.point), s.best, s.previous)
-        s.gradient = torch.where(per_sample(halve, s.gradient), s.best_gradient, s.gradient)
-        s.last_loss = torch.where(halve, s.best_loss, s.last_loss)
-        s.halved_at_check, s.best_at_check = halve, s.best_loss
+        s.point = torch.where(per_sample(halve, s.point), s.peak, s.point)
+        s.previous = torch.where(per_sample(halve, s.point), s.peak, s.previous)
+        s.gradient = torch.where(per_sample(halve, s.gradient), s.peak_gradient, s.gradient)
+        s.last_loss = torch.where(halve, s.peak_loss, s.last_loss)
+        s.halved_at_check, s.peak_at_check = halve, s.peak_loss
         s.increases = torch.zeros_like(s.increases)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from recarc.attacks.base import Attack, check_at_least, check_count, differentiate
-from recarc.attacks.pgd import check_member, member_of
+from recarc.attacks.pgd import check_member
+from recarc.attacks.problem import Problem
 from recarc.attacks.registry import register
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
@@ -54,9 +55,6 @@ class CarliniWagner(Attack):
 
     def cost(self, ensemble: RandomizedEnsemble, u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """h and the raw margin it is the clipping of, each (B,)."""
-        if self.member is not None:
-            raw = margin(member_of(ensemble, self.member)(u), y).to(working_dtype(u))
-            return raw.clamp(min=-self.kappa), raw
         if self.expectation == "logits":
             raw = margin(ensemble.expected_logits(u), y).to(working_dtype(u))
             return raw.clamp(min=-self.kappa), raw
@@ -65,7 +63,10 @@ class CarliniWagner(Attack):
         h = sum((a * m.clamp(min=-self.kappa) for a, m in margins), zero)
         return h, sum((a * m for a, m in margins), zero)
 
-    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+    def perturb(self, problem: Problem) -> Tensor:
+        if self.member is not None:
+            problem = problem.on_member(self.member)
+        x, ball = problem.x, problem.ball
         wide = x.to(working_dtype(x))
         c = torch.full((len(x),), self.initial_c, device=x.device, dtype=wide.dtype)
         low, high = torch.zeros_like(c), torch.full_like(c, torch.inf)
@@ -73,7 +74,7 @@ class CarliniWagner(Attack):
         fooled_by, closest = wide.clone(), wide.clone()
         for _ in range(self.search_steps):
             success = torch.zeros_like(c, dtype=torch.bool)
-            for u, raw in self._descend(ensemble, wide, y, c, ball, x.dtype):
+            for u, raw in self._descend(problem, wide, c):
                 length = total((u - wide).square()).sqrt()
                 fools = (raw <= -self.kappa) & (raw < 0)
                 success |= fools
@@ -89,20 +90,18 @@ class CarliniWagner(Attack):
         best = torch.where(per_sample(shortest.isfinite(), wide), fooled_by, closest)
         return ball.move(x, ball.project(best - wide, x))
 
-    def _descend(
-        self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, c: Tensor, ball: Ball, dtype: torch.dtype
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Adam on theta for one c a sample; every iterate with its margin."""
-        assert ball.box is not None
-        low, width = ball.box[0], ball.box[1] - ball.box[0]
-        theta = torch.atanh(((x - low) / width * 2 - 1).clamp(-1, 1) * TANH_INSIDE)
+    def _descend(self, problem: Problem, wide: Tensor, c: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Adam on theta with one c per sample; yields every iterate with its margin."""
+        assert problem.ball.box is not None
+        low, width = problem.ball.box[0], problem.ball.box[1] - problem.ball.box[0]
+        theta = torch.atanh(((wide - low) / width * 2 - 1).clamp(-1, 1) * TANH_INSIDE)
         theta.requires_grad_()
         adam = torch.optim.Adam([theta], lr=self.learning_rate)
         for _ in range(self.steps):
             with torch.enable_grad():
                 u = low + width * (torch.tanh(theta) + 1) / 2
-                h, raw = self.cost(ensemble, u.to(dtype), y)
-                objective = (u - x).square().flatten(1).sum(1) + c * h
+                h, raw = self.cost(problem.ensemble, u.to(problem.x.dtype), problem.y)
+                objective = (u - wide).square().flatten(1).sum(1) + c * h
                 theta.grad = differentiate(objective.sum(), theta)
             yield u.detach(), raw.detach()
             adam.step()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from recarc.attacks.base import Attack, Outcome, check_count
+from recarc.attacks.problem import Best, Problem, posed
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball
@@ -34,22 +35,19 @@ class WorstOf(Attack):
         for attack in self.attacks:
             attack.check_fit(members, classes, ball)
 
-    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
-        x_adv, worst = x.clone(), ensemble.expected_accuracy(x, y)
+    def perturb(self, problem: Problem) -> Tensor:
+        best = Best.clean(problem)
         for attack in self.attacks:
-            left = (worst > 0).nonzero()[:, 0]
+            left = (best.v > 0).nonzero()[:, 0]
             if not len(left):
                 break
-            candidate = attack.perturb(ensemble, x[left], y[left], ball.take(left))
-            value = ensemble.expected_accuracy(candidate, y[left])
-            better = value < worst[left]
-            x_adv[left[better]], worst[left[better]] = candidate[better], value[better]
-        return x_adv
+            best.consider(problem, left, attack.perturb(problem.take(left)))
+        return best.x_adv
 
 
 @dataclass(frozen=True)
 class Restarts(Attack):
-    """n runs of an attack from other random points each; per sample the worst is kept.
+    """n runs of an attack, each from another random point; the worst is kept per sample.
 
     keep="accuracy" keeps the lowest expected accuracy. keep="loss" keeps the highest objective of the attack
     itself: the paper's "+RR", which can do worse than a single run.
@@ -79,14 +77,14 @@ class Restarts(Attack):
         stride = getattr(attack, "orders", 1)  # the seeds that one run takes
         return [replace(attack, seed=attack.seed + stride * r) for r in range(self.n)]
 
-    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+    def perturb(self, problem: Problem) -> Tensor:
         if self.keep == "accuracy":
-            return WorstOf(self.seeded()).perturb(ensemble, x, y, ball)
+            return WorstOf(self.seeded()).perturb(problem)
         objective = self.attack.objective  # type: ignore[attr-defined]
-        x_adv, highest = x.clone(), torch.full((len(x),), -torch.inf, device=x.device)
+        x_adv, highest = problem.x.clone(), torch.full((len(problem),), -torch.inf, device=problem.x.device)
         for attack in self.seeded():
-            candidate = attack.perturb(ensemble, x, y, ball)
-            value = objective(ensemble, candidate, y).float()
+            candidate = attack.perturb(problem)
+            value = objective(problem.ensemble, candidate, problem.y).float()
             better = value > highest
             x_adv[better], highest[better] = candidate[better], value[better]
         return x_adv
@@ -113,20 +111,23 @@ class RandomAttacker(Attack):
         attack: Any = self.attack
         return replace(attack, member=j)
 
-    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+    def perturb(self, problem: Problem) -> Tensor:
+        ensemble, x = problem.ensemble, problem.x
         drawn = uniform(sample_keys(x, self.seed), 1, stream=3)
         member = (drawn > ensemble.alpha.to(x.device).cumsum(0)[:-1]).sum(1)
         x_adv = x.clone()
         for j in ensemble.order:
             chosen = (member == j).nonzero()[:, 0]
             if len(chosen):
-                x_adv[chosen] = self.on_member(j).perturb(ensemble, x[chosen], y[chosen], ball.take(chosen))
+                x_adv[chosen] = self.on_member(j).perturb(problem.take(chosen))
         return x_adv
 
-    def outcome(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Outcome:
-        return Outcome([(float(ensemble.alpha[j]), self.on_member(j)(ensemble, x, y, ball)) for j in ensemble.order])
+    def outcome(self, problem: Problem) -> Outcome:
+        alpha = problem.ensemble.alpha.tolist()
+        return Outcome([(alpha[j], self.on_member(j).run_on(problem)) for j in problem.ensemble.order])
 
     def expected_accuracy(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         """L-bar = sum_j alpha_j L(x + delta_j), (B,) float64: the exact value of this attacker."""
-        terms = [p * ensemble.expected_accuracy(u, y) for p, u in self.outcome(ensemble, x, y, ball).mixture]
+        with posed(ensemble, x, y, ball) as problem:
+            terms = [p * problem.expected_accuracy(x_adv) for p, x_adv in self.outcome(problem).mixture]
         return torch.stack(terms).sum(0)

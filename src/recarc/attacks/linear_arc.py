@@ -10,10 +10,10 @@ from torch import Tensor
 
 from recarc.attacks.base import Attack
 from recarc.attacks.nearest_plane import nearest_plane
+from recarc.attacks.problem import Problem
 from recarc.attacks.registry import register
-from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
-from recarc.geometry import Ball, per_sample, working_dtype
+from recarc.geometry import per_sample, working_dtype
 
 
 @register("linear_arc", label="LinearARC", help="Algorithm 1, for linear members")
@@ -30,12 +30,13 @@ class LinearARC(Attack):
         if not 0 < self.rho < math.inf:
             raise InputError(f"rho is {self.rho!r}; it must be > 0 (the paper: 0.05, in units of eps)")
 
-    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+    def perturb(self, problem: Problem) -> Tensor:
+        ensemble, x, ball = problem.ensemble, problem.x, problem.ball
         eps = ball.radius(x)
         delta = torch.zeros_like(x, dtype=working_dtype(x))
-        v = ensemble.expected_accuracy(x, y)
+        v = problem.clean_accuracy()
         for i in ensemble.order:
-            plane = nearest_plane(ensemble.members[i], x, ball.norm, label=y, planes=None)
+            plane = nearest_plane(ensemble.members[i], x, ball.norm, label=problem.y, planes=None)
             g, zeta = -ball.norm.steepest(plane.w), plane.zeta.abs()
             near = zeta < eps
             gap = (plane.along(delta) + zeta).abs()
@@ -43,7 +44,7 @@ class LinearARC(Attack):
             beta = torch.where(near, beta, eps)
             delta_hat = ball.norm.scale_to(delta + per_sample(beta, g) * g, eps)
             delta_hat = ball.project(delta_hat, x)  # keeps it in the box, where there is one
-            v_hat = ensemble.expected_accuracy(ball.move(x, delta_hat), y)
+            v_hat = problem.expected_accuracy(ball.move(x, delta_hat))
             accept = v_hat <= v
             delta = torch.where(per_sample(accept, x), delta_hat, delta)
             v = torch.where(accept, v_hat, v)

@@ -30,7 +30,7 @@ def nearest_plane(
     """Eq. (15): of the planes between class m and its G runners-up, the one nearest to x - offset.
 
     m is `label`, or the label the member assigns (None); planes = G, None for all C - 1. Planes run through the
-    linearisation at x. One backward pass of f_m - f_j a plane.
+    linearisation at x. One backward pass of f_m - f_j per plane.
     """
     with torch.enable_grad():
         x = x.detach().requires_grad_()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from recarc.attacks.base import Attack, check_count, check_step_size, input_gradient, step_of
+from recarc.attacks.problem import Problem
 from recarc.attacks.registry import register
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
@@ -28,7 +29,7 @@ def ascend(
 
 @dataclass(frozen=True)
 class GradientAttack(Attack):
-    """The knobs and the loop of PGD; subclasses say which objective is increased.
+    """The knobs and the loop of PGD; subclasses define the objective to increase.
 
     Defaults are the paper's for CIFAR-10: 20 steps of eps/4 from zero. `random_init` is its "+R".
     """
@@ -45,14 +46,15 @@ class GradientAttack(Attack):
         loss_named(self.loss)
 
     def objective(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor) -> Tensor:
-        """What is increased, (B,)."""
+        """The quantity to increase, (B,)."""
         raise InputError(f"{type(self).__name__} has no objective of its own")
 
-    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+    def perturb(self, problem: Problem) -> Tensor:
+        x, ball = problem.x, problem.ball
         zero = torch.zeros_like(x, dtype=working_dtype(x))
         delta = ball.random_start(x, self.seed) if self.random_init else zero
         step = step_of(self.step_size, 1 / 4, ball, x)
-        delta = ascend(lambda u: self.objective(ensemble, u, y), x, ball, delta, self.steps, step)
+        delta = ascend(lambda u: self.objective(problem.ensemble, u, problem.y), x, ball, delta, self.steps, step)
         return ball.move(x, delta)
 
 
@@ -71,12 +73,7 @@ class PGD(GradientAttack):
         check_member(self.member, members)
 
     def objective(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor) -> Tensor:
-        return loss_named(self.loss)(member_of(ensemble, self.member)(x), y)
-
-
-def member_of(ensemble: RandomizedEnsemble, index: int) -> Callable[[Tensor], Tensor]:
-    check_member(index, len(ensemble))
-    return ensemble.members[index]
+        return loss_named(self.loss)(ensemble.members[self.member](x), y)
 
 
 def check_member(index: int, members: int) -> None:

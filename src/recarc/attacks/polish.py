@@ -1,28 +1,29 @@
-"""What a search in coarse arithmetic took for fooled and float32 does not: pushed a little further, in float32."""
+"""Points at which coarse arithmetic saw a member fooled and float32 does not, pushed a little further in float32."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from recarc.attacks.climb import Found, Problem, chase
+from recarc.attacks.climb import Search
+from recarc.attacks.problem import Best, Problem
 from recarc.ensemble import RandomizedEnsemble, frozen
-from recarc.geometry import Ball
 
 STEPS = 10
 FIRST_STEP, DEPTH = 0.05, 0.02  # in units of eps: small, for this is no search
 
 
-def settled(
-    members: RandomizedEnsemble, searched: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball, x_adv: Tensor
-) -> Tensor:
-    """x_adv, moved where `members` are right although `searched` had them wrong, if that fools them after all."""
-    with frozen(members), torch.no_grad():
-        wrong = ~members.correct(x_adv, y)
-        found = Found(x_adv.clone(), wrong, members.score(~wrong), wrong.clone())
-        believed = ~searched.correct(x_adv, y)
-        index = (members.score(~believed) < found.v).nonzero()[:, 0]
+def polished(problem: Problem, searched: RandomizedEnsemble, x_adv: Tensor, wrong: Tensor) -> Tensor:
+    """x_adv, moved where `searched` has more members wrong than the problem's own, if that fools those after all.
+
+    `wrong` (M, B): which of the problem's own members are fooled at x_adv.
+    """
+    ensemble = problem.ensemble
+    best = Best(x_adv.clone(), wrong.clone(), ensemble.score(~wrong), wrong.clone())
+    with frozen(ensemble), torch.no_grad():
+        believed = ~searched.correct(x_adv, problem.y)
+        index = (ensemble.score(~believed) < best.v).nonzero()[:, 0]
         if len(index):
-            problem = Problem(members, x, y, ball, STEPS, DEPTH, FIRST_STEP)
-            chase(problem, found, index, believed[:, index], problem.delta(found)[index])
-    return found.x_adv
+            search = Search(problem, best, STEPS, DEPTH, FIRST_STEP)
+            search.chase(index, believed[:, index], search.delta()[index])
+    return best.x_adv

@@ -48,9 +48,10 @@ def register(name: str, *, label: str, help: str, random_member: bool = False, *
 
     def add(cls: T) -> T:
         entry = Entry(name, label, help, cls.__module__, cls.__name__, random_member, fixed)
-        taken = _entries().setdefault(name, entry)
+        taken = _entries().get(name, entry)
         if (taken.module, taken.cls) != (entry.module, entry.cls):
             raise InputError(f"the attack name {name!r} is taken by {taken.module}:{taken.cls}; choose another")
+        _entries()[name] = entry
         return cls
 
     return add
@@ -81,6 +82,11 @@ def names() -> list[str]:
 def help(name: str) -> str:
     """What the attack of this name does, in one line."""
     return _entry(name).help
+
+
+def help_of(label: str) -> str | None:
+    """What the attack that reports call by this label does, in one line."""
+    return next((entry.help for entry in _entries().values() if entry.label == label), None)
 
 
 def attack_class(name: str) -> Any:

@@ -1,8 +1,14 @@
-"""One batch: run the attack, then believe nothing it says."""
+"""Judge one batch: run the attack, then believe nothing but the points it returned.
+
+Every point that the attack kept (its answer, where its stages ended, a witness for each member that it claims to have
+fooled) is checked against ball and box and predicted in float32 by the judge's own members. All that is recorded
+follows from those predictions.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import Outcome
-from recarc.attacks.polish import settled
-from recarc.ensemble import RandomizedEnsemble
+from recarc.attacks.base import Outcome, Stage
+from recarc.attacks.polish import polished
+from recarc.attacks.problem import Best, Problem
+from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import AttackViolation, InputError
-from recarc.evaluation.records import Records
+from recarc.evaluation.records import CLEAN, Records
 from recarc.geometry import Ball
 
 
@@ -38,57 +45,167 @@ class Judge:
         Samples on which a member's clean logits are NaN are not handed to the attack: they keep their clean input,
         where the NaN member counts as wrong.
         """
-        x = x.float()
-        clean = self.members.predictions(x)
+        batch = Problem(self.members, x.float(), y, ball)
+        clean = batch.clean_predictions
         healthy = (clean >= 0).all(0).nonzero()[:, 0]
-        part_ball = ball.take(healthy)
-        outcome = self._outcome(x[healthy], y[healthy], part_ball)
-        self._check_outcome(outcome, len(healthy), index[healthy.cpu().numpy()])
-        inputs, predictions, norms = [], [], []
-        for _, returned in outcome.mixture:
-            self._check_input(x[healthy], returned, part_ball, index[healthy.cpu().numpy()])
-            x_adv = x.clone()
-            x_adv[healthy] = returned.detach().float()
-            if self.coarse:
-                moved = settled(self.members, self.attacked, x[healthy], y[healthy], part_ball, x_adv[healthy])
-                self._check_input(x[healthy], moved, part_ball, index[healthy.cpu().numpy()])
-                x_adv[healthy] = moved
-            inputs.append(x_adv)
-            predictions.append(self.members.predictions(x_adv))
-            norms.append(ball.norm.norm(_wide(x_adv) - _wide(x)))
-        return self._records(outcome, index, y, clean, healthy, predictions, norms), inputs
+        problem = batch.take(healthy)
+        searched = self._searched(problem)
+        outcome = self._outcome(searched)
+        judged = _Judged(self, problem, searched, index[healthy.cpu().numpy()])
+        if outcome.stages:
+            final, stages, decided = judged.best_of(outcome)
+        else:
+            final, stages, decided = judged.points([x_adv for _, x_adv in outcome.mixture]), {}, None
+        alone = None if outcome.witnesses is None else judged.withstood(outcome.witnesses)
 
-    def _outcome(self, x: Tensor, y: Tensor, ball: Ball) -> Outcome:
-        x = x.to(self.dtype)
-        if hasattr(self.attack, "outcome"):
-            return self.attack.outcome(self.attacked, x, y, ball)
-        return Outcome([(1.0, self.attack(self.attacked, x, y, ball))])
+        def filled(default: Tensor, value: Tensor) -> Tensor:
+            """`value` on the samples that were attacked, `default` on the others."""
+            return default.index_copy(-1, healthy, value.to(default.dtype))
 
-    def _check_outcome(self, outcome: Outcome, count: int, index: np.ndarray) -> None:
+        inputs = [batch.x.index_copy(0, healthy, x_adv) for x_adv, _ in final]
+        norms = [ball.norm.norm(_wide(x_adv) - _wide(batch.x)) for x_adv in inputs]
+        records = Records(
+            index=index,
+            labels=_int16(y),
+            clean=_int16(clean),
+            adversarial=_int16(torch.stack([filled(clean, labels) for _, labels in final])),
+            norms=torch.stack(norms).cpu().numpy().astype(np.float32),
+            weights=np.array([p for p, _ in outcome.mixture], dtype=np.float64),
+            stages={name: _int16(filled(clean, labels)) for name, labels in stages.items()},
+            alone=None if alone is None else filled(clean == y, alone).cpu().numpy(),
+            decided_by=None if decided is None else _int16(filled(torch.full_like(y, -1), decided)),
+        )
+        return records, inputs
+
+    def _searched(self, problem: Problem) -> Problem:
+        """A copy of the problem for the attack, with the judge's clean logits where both compute them alike."""
+        pairs = zip(self.members.members, self.attacked.members, strict=True)
+        alike = self.dtype == problem.x.dtype and all(_inner(ours) is _inner(theirs) for ours, theirs in pairs)
+        clean_logits = problem.clean_logits if alike else None
+        x, y = problem.x.to(self.dtype, copy=True), problem.y.clone()
+        return Problem.checked(self.attacked, x, y, problem.ball, clean_logits)
+
+    def _outcome(self, problem: Problem) -> Outcome:
+        if not hasattr(self.attack, "outcome"):
+            return Outcome([(1.0, self.attack(problem.ensemble, problem.x, problem.y, problem.ball))])
+        with frozen(problem.ensemble), torch.no_grad():
+            outcome: Outcome = self.attack.outcome(problem)
         weights = [float(p) for p, _ in outcome.mixture]
         if not weights or min(weights) < 0 or abs(sum(weights) - 1) > 1e-9:
             raise AttackViolation(f"{self.name} returned a mixture with probabilities {weights}; they must sum to 1")
-        shape = (len(self.members), count)
-        told = {**{f"stage {k!r}": v for k, v in outcome.stages.items()}, "alone": outcome.alone}
-        for name, value in told.items():
-            if value is not None and tuple(value.shape) != shape:
-                raise AttackViolation(f"{self.name} returned {name} of shape {tuple(value.shape)}; expected {shape}")
-        if outcome.decided_by is not None and tuple(outcome.decided_by.shape) != (count,):
-            raise AttackViolation(
-                f"{self.name} returned decided_by of shape {tuple(outcome.decided_by.shape)}; expected {(count,)}"
-            )
+        names = [CLEAN, *(stage.name for stage in outcome.stages)]
+        if len(set(names)) < len(names):
+            raise AttackViolation(f"{self.name} returned stages {names[1:]}; names must be unique, other than clean")
+        if outcome.stages and len(weights) > 1:
+            raise AttackViolation(f"{self.name} returned stages with {len(weights)} answers; they need a single one")
+        if outcome.witnesses is not None and len(outcome.witnesses) != len(self.members):
+            count = len(outcome.witnesses)
+            raise AttackViolation(f"{self.name} returned {count} witnesses for {len(self.members)} members; one each")
+        return outcome
 
-    def _check_input(self, x: Tensor, returned: Any, ball: Ball, index: np.ndarray) -> None:
-        """Shape, finite, inside ball and box: in float64, on the float32 values that are judged."""
+
+class _Judged:
+    """The verdict on the points of one batch; equal points of a sample are predicted once."""
+
+    def __init__(self, judge: Judge, problem: Problem, searched: Problem, index: np.ndarray) -> None:
+        self.judge, self.problem, self.searched, self.index = judge, problem, searched, index
+        self.fooled = problem.clean_predictions != problem.y  # (M, B) at any point so far
+
+    def points(self, returned: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
+        """Each of the returned points (B, ...) as it counts, with the (M, B) labels that the members give there."""
+        given = torch.stack([self.problem.x, *(self._checked(x_adv) for x_adv in returned)])  # entry 0 is x itself
+        entries = torch.arange(len(given), device=given.device)
+        everyone = torch.arange(given.shape[1], device=given.device)
+        first = entries[:, None].repeat(1, given.shape[1])  # the first entry that is the same point
+        # A coarse search may take x itself for fooled: then x, returned, is polished like any point, unlike entry 0.
+        earliest = 1 if self.judge.coarse else 0
+        for k in range(earliest + 1, len(given)):
+            for j in reversed(range(earliest, k)):
+                first[k] = torch.where((given[k] == given[j]).flatten(1).all(1), j, first[k])
+
+        x_adv, labels = given.clone(), self.problem.clean_predictions.repeat(len(given), 1, 1)
+        new = first == entries[:, None]
+        new[0] = False
+        entry, row = new.nonzero(as_tuple=True)
+        if len(row):
+            part, points = self.problem.take(row), given[entry, row]
+            x_adv[entry, row], answers = self._predicted(part, self.searched.ensemble, points, row)
+            labels[entry, :, row] = answers.T
+        self.fooled |= (labels != self.problem.y).any(0)
+        return [(x_adv[same, everyone], labels[same, :, everyone].T) for same in first[1:]]
+
+    def best_of(self, outcome: Outcome) -> tuple[list[tuple[Tensor, Tensor]], dict[str, Tensor], Tensor]:
+        """The best point of each sample with its labels; the labels of every stage; which stage decided.
+
+        Stages, after "clean": (M, B) labels at the stage's own points (`Stage.alone`), or else at the best point so
+        far, so that its expected accuracy never increases. The deciding one is the first after which the best so far
+        is as low as the final one; -1: only the attack's answer itself is.
+        """
+        y, score = self.problem.y, self.problem.ensemble.score
+        best, labels = Best.clean(self.problem), self.problem.clean_predictions
+        everyone = torch.arange(len(y), device=y.device)
+        stages, values = {CLEAN: labels.clone()}, [best.v.clone()]
+        answer = Stage("", outcome.mixture[0][1])
+        ends = [*outcome.stages, answer]
+        for stage, (x_adv, seen) in zip(ends, self.points([stage.x_adv for stage in ends]), strict=True):
+            improved = best.offer(everyone, x_adv, seen != y, score(seen == y))
+            labels[:, improved] = seen[:, improved]
+            if stage is not answer:
+                stages[stage.name] = seen if stage.alone else labels.clone()
+                values.append(best.v.clone())
+        reached = torch.stack(values) == best.v
+        decided = torch.where(reached.any(0), reached.int().argmax(0), -1)
+        return [(best.x_adv, labels)], stages, decided.to(y.device)
+
+    def withstood(self, witnesses: Tensor) -> Tensor:
+        """(M, B): members that no point judged here fools, nor the attack's witness against them."""
+        y = self.problem.y
+        for i, witness in enumerate(witnesses):
+            given = self._checked(witness)
+            claimed = (given != self.problem.x).flatten(1).any(1)
+            if self.judge.coarse:
+                claimed |= self.searched.clean_predictions[i] != y
+            index = (claimed & ~self.fooled[i]).nonzero()[:, 0]
+            if len(index):
+                part = self.problem.take(index).on_member(i)
+                _, labels = self._predicted(part, self.searched.on_member(i).ensemble, given[index], index)
+                self.fooled[i, index] = labels[0] != part.y
+        return ~self.fooled
+
+    def _predicted(
+        self, part: Problem, searched: RandomizedEnsemble, x_adv: Tensor, index: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The points, polished where a coarse search rounded too much, and the labels there."""
+        labels = part.ensemble.predictions(x_adv)
+        if not self.judge.coarse:
+            return x_adv, labels
+        moved = polished(part, searched, x_adv, labels != part.y)
+        changed = (moved != x_adv).flatten(1).any(1).nonzero()[:, 0]
+        if len(changed):
+            self._check(part.x[changed], moved[changed], part.ball.take(changed), index[changed])
+            labels[:, changed] = part.ensemble.predictions(moved[changed])
+        return moved, labels
+
+    def _checked(self, returned: Any) -> Tensor:
+        """The float32 values that are judged: of the right shape, finite, inside ball and box."""
+        x = self.problem.x
         if not isinstance(returned, Tensor) or returned.shape != x.shape or not returned.is_floating_point():
             kind = f"{tuple(returned.shape)}, {returned.dtype}" if isinstance(returned, Tensor) else type(returned)
-            raise AttackViolation(f"{self.name} returned {kind} for inputs {tuple(x.shape)}; expected the same shape")
+            raise AttackViolation(
+                f"{self.judge.name} returned {kind} for inputs {tuple(x.shape)}; expected the same shape"
+            )
+        x_adv = returned.detach().float()
+        self._check(x, x_adv, self.problem.ball, torch.arange(len(x)))
+        return x_adv
+
+    def _check(self, x: Tensor, x_adv: Tensor, ball: Ball, index: Tensor) -> None:
+        """Finite, inside ball and box: in float64."""
         if not len(x):
             return
-        x_adv = returned.detach().float()
+        name, rows = self.judge.name, self.index[index.cpu().numpy()]
         broken = ~torch.isfinite(x_adv.flatten(1)).all(1)
         if bool(broken.any()):
-            raise AttackViolation(f"{self.name} returned NaN or infinity on sample {index[int(broken.nonzero()[0])]}")
+            raise AttackViolation(f"{name} returned NaN or infinity on sample {rows[int(broken.nonzero()[0])]}")
         before, after = _wide(x), _wide(x_adv)
         excess = ball.violation(before, after) - tolerance(before, ball)
         worst = int(excess.argmax())
@@ -97,39 +214,9 @@ class Judge:
         size = float(ball.norm.norm(after - before)[worst])
         low, high = float(after[worst].min()), float(after[worst].max())
         raise AttackViolation(
-            f"{self.name} left the allowed set on sample {index[worst]} ({int((excess > 0).sum())} of {len(x)} in this "
+            f"{name} left the allowed set on sample {rows[worst]} ({int((excess > 0).sum())} of {len(x)} in this "
             f"batch): {ball.norm} distance {size:.6g} with eps {float(ball.radius(before)[worst]):.6g}, "
             f"values in [{low:.6g}, {high:.6g}] with box {ball.box}"
-        )
-
-    def _records(
-        self,
-        outcome: Outcome,
-        index: np.ndarray,
-        y: Tensor,
-        clean: Tensor,
-        healthy: Tensor,
-        predictions: list[Tensor],
-        norms: list[Tensor],
-    ) -> Records:
-        def filled(default: Tensor, value: Tensor) -> np.ndarray:
-            """`value` on the samples that were attacked, `default` on the others."""
-            whole = default.clone()
-            whole[..., healthy] = value.to(device=whole.device, dtype=whole.dtype)
-            return whole.cpu().numpy()
-
-        undecided, right = torch.full_like(y, -1), torch.stack([clean, *predictions]) == y
-        decided, alone = outcome.decided_by, outcome.alone
-        return Records(
-            index=index,
-            labels=_int16(y.cpu().numpy()),
-            clean=_int16(clean.cpu().numpy()),
-            adversarial=_int16(torch.stack(predictions).cpu().numpy()),
-            norms=torch.stack(norms).cpu().numpy().astype(np.float32),
-            weights=np.array([p for p, _ in outcome.mixture], dtype=np.float64),
-            stages={name: _int16(filled(clean, value)) for name, value in outcome.stages.items()},
-            alone=None if alone is None else filled(clean == y, alone).astype(bool) & right.all(0).cpu().numpy(),
-            decided_by=None if decided is None else _int16(filled(undecided, decided)),
         )
 
 
@@ -149,7 +236,13 @@ def _wide(x: Tensor) -> Tensor:
     return (x.cpu() if x.device.type == "mps" else x).double()
 
 
-def _int16(labels: np.ndarray) -> np.ndarray:
-    if labels.size and labels.max() > np.iinfo(np.int16).max:
-        raise InputError(f"label {labels.max()} does not fit into the records; at most 32767 classes")
-    return labels.astype(np.int16)
+def _inner(member: Any) -> Any:
+    """The user's model inside a tiled member."""
+    return getattr(member, "member", member)
+
+
+def _int16(labels: Tensor) -> np.ndarray:
+    values = labels.cpu().numpy()
+    if values.size and values.max() > np.iinfo(np.int16).max:
+        raise InputError(f"label {values.max()} does not fit into the records; at most 32767 classes")
+    return values.astype(np.int16)

@@ -6,17 +6,21 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 STAGE = "stage_"
+CLEAN = "clean"  # the entry before the first stage: no attack
 
 
 @dataclass
 class Records:
-    """n samples, M members, J adversarial inputs a sample (J > 1 where the attacker randomises too).
+    """n samples, M members, J adversarial inputs per sample (J > 1 where the attacker randomises too).
 
-    Predictions are labels; -1 means that the member's logits were NaN. `weights` are the attacker's probabilities.
+    Predictions are labels, judged in float32; -1 means that the member's logits were NaN. `weights` are the attacker's
+    probabilities. `stages` of a staged attack: first "clean", then per stage the labels at its own points, where it is
+    an attack by itself (`Stage.alone`: adaptive_pgd and arc of `Tight`), or else at the best point so far.
     """
 
     index: np.ndarray  # (n,) int64
@@ -26,8 +30,8 @@ class Records:
     norms: np.ndarray  # (J, n) float32
     weights: np.ndarray  # (J,) float64
     stages: dict[str, np.ndarray] = field(default_factory=dict)  # (M, n) int16 each
-    alone: np.ndarray | None = None  # (M, n) bool
-    decided_by: np.ndarray | None = None  # (n,) int16
+    alone: np.ndarray | None = None  # (M, n) bool: member i withstood every attack seen
+    decided_by: np.ndarray | None = None  # (n,) int16: the first stage to reach the final value; -1 for none
 
     def __len__(self) -> int:
         return len(self.index)
@@ -41,21 +45,19 @@ def joined(parts: Sequence[Records]) -> Records:
     for part in parts:
         if shape_of(part) != shape_of(first):
             raise ValueError(f"records of different shapes: {shape_of(first)} and {shape_of(part)}")
-    return Records(
-        index=np.concatenate([p.index for p in parts]),
-        labels=np.concatenate([p.labels for p in parts]),
-        clean=np.concatenate([p.clean for p in parts], axis=1),
-        adversarial=np.concatenate([p.adversarial for p in parts], axis=2),
-        norms=np.concatenate([p.norms for p in parts], axis=1),
-        weights=first.weights,
-        stages={name: np.concatenate([p.stages[name] for p in parts], axis=1) for name in first.stages},
-        alone=None if first.alone is None else np.concatenate([_there(p.alone) for p in parts], axis=1),
-        decided_by=None if first.decided_by is None else np.concatenate([_there(p.decided_by) for p in parts]),
-    )
+
+    def together(name: str) -> Any:
+        """Samples are the last axis of every array."""
+        arrays = [getattr(part, name) for part in parts]
+        return None if arrays[0] is None else np.concatenate(arrays, axis=-1)
+
+    names = ("index", "labels", "clean", "adversarial", "norms", "alone", "decided_by")
+    stages = {name: np.concatenate([part.stages[name] for part in parts], axis=-1) for name in first.stages}
+    return Records(weights=first.weights, stages=stages, **{name: together(name) for name in names})
 
 
 def shape_of(records: Records) -> tuple[object, ...]:
-    """What the parts of one run have in common."""
+    """What all shards of a run have in common."""
     return (
         records.clean.shape[0],
         tuple(records.weights.tolist()),
@@ -65,13 +67,8 @@ def shape_of(records: Records) -> tuple[object, ...]:
     )
 
 
-def _there(array: np.ndarray | None) -> np.ndarray:
-    assert array is not None
-    return array
-
-
 def to_parquet(records: Records) -> bytes:
-    """One row a sample. The same records give the same bytes."""
+    """One row per sample. The same records give the same bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -96,8 +93,8 @@ def to_parquet(records: Records) -> bytes:
         columns["alone"] = rows(records.alone.astype(np.int8), pa.int8())
     if records.decided_by is not None:
         columns["decided_by"] = pa.array(records.decided_by, type=pa.int16())
-    told = {"members": members, "components": components}
-    table = pa.table(columns).replace_schema_metadata({"recarc": json.dumps(told)})
+    layout = {"members": members, "components": components}
+    table = pa.table(columns).replace_schema_metadata({"recarc": json.dumps(layout)})
     sink = io.BytesIO()
     pq.write_table(table, sink)
     return sink.getvalue()
@@ -110,8 +107,8 @@ def from_parquet(data: bytes) -> Records:
 
     try:
         table = pq.read_table(io.BytesIO(data))
-        told = json.loads(table.schema.metadata[b"recarc"])
-        members, components, n = int(told["members"]), int(told["components"]), table.num_rows
+        layout = json.loads(table.schema.metadata[b"recarc"])
+        members, components, n = int(layout["members"]), int(layout["components"]), table.num_rows
 
         def flat(name: str, dtype: type, *shape: int) -> np.ndarray:
             column = table.column(name).combine_chunks()

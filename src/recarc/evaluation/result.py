@@ -122,7 +122,10 @@ class Evaluation:
 
     @property
     def stages(self) -> dict[str, np.ndarray]:
-        """(M, N) predictions per stage of a staged attack, in order; see `recarc.attacks.base.Outcome`."""
+        """(M, N) predictions per stage of a staged attack, "clean" first: at its own points, or at the best so far.
+
+        Of `Tight`, adaptive_pgd and arc are attacks by themselves; each later entry is the best of all up to it.
+        """
         return self.records.stages
 
     @property
@@ -132,7 +135,7 @@ class Evaluation:
 
     @property
     def decided_by(self) -> np.ndarray | None:
-        """(N,) index of the stage that decided the sample; -1 for none."""
+        """(N,) the first stage (index into `stages`) after which the best so far was the final value; -1 for none."""
         return self.records.decided_by
 
     def score(self, predictions: np.ndarray, alpha: np.ndarray | None = None) -> np.ndarray:
@@ -206,7 +209,7 @@ class Evaluation:
 
     @cached_property
     def stage_accuracies(self) -> dict[str, Estimate]:
-        """What the evaluation would have reported at each stage."""
+        """Expected accuracy per stage: of the attack by itself or of the best so far, see `stages`."""
         return {name: estimate(self.score(predictions)) for name, predictions in self.stages.items()}
 
     @property

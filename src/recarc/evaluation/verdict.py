@@ -31,7 +31,7 @@ class Verdict:
     floor: float
     gap: float
     above_floor: int  # samples that may still fall
-    stages: dict[str, Estimate]  # AdaptivePGD and ARC alone, then the best so far
+    stages: dict[str, Estimate]  # clean, AdaptivePGD and ARC by themselves, then the best so far
     decided_by: dict[str, int]
     best_member: float  # the best robust accuracy of a member attacked alone; those of alpha 0 are not attacked
     certified_floor: float | None = None

@@ -33,14 +33,14 @@ class Region(NamedTuple):
     high: Array
 
 
-class Found(NamedTuple):
+class CommonPoint(NamedTuple):
     """A point inside all half-spaces, or None and the indices of some that already have no point in common."""
 
     point: Array | None
     core: NDArray[np.intp]
 
 
-def common_point(w: Array, m: Array, region: Region) -> Found:
+def common_point(w: Array, m: Array, region: Region) -> CommonPoint:
     """A point of the region at depth > TAU in every half-space of w (k, D), m (k,)."""
     if region.p == 2:
         u, multipliers = _nearest_l2(w, m + TAU, region)
@@ -48,7 +48,7 @@ def common_point(w: Array, m: Array, region: Region) -> Found:
     else:
         u, multipliers = _deepest_lp(w, m, region)
         inside = depth(w, m, u) > TAU
-    return Found(u if inside else None, np.flatnonzero(multipliers))
+    return CommonPoint(u if inside else None, np.flatnonzero(multipliers))
 
 
 def deepest_point(w: Array, m: Array, region: Region) -> Array:
@@ -73,32 +73,6 @@ def deepest_point(w: Array, m: Array, region: Region) -> Array:
 
 def depth(w: Array, m: Array, u: Array) -> float:
     return float(np.min(-m - w @ u))
-
-
-def smallest_radius(w: Array, margins: Array, norm: Norm) -> float:
-    """eps_S = min ||delta||_p s.t. w_i . delta + margins_i <= 0 for all i; inf where no delta does.
-
-    Equals max over lambda >= 0 of (sum lambda_i margins_i) / ||sum lambda_i w_i||_q, or 0 where that is negative.
-    w is (k, D), margins (k,), p in {1, 2, inf}. For p = 2, inf stands for anything above 1e7 times the
-    largest single distance.
-    """
-    check_norm(norm)
-    w, m, alive = normalised(np.asarray(w, dtype=float), np.asarray(margins, dtype=float), norm)
-    if not alive.all():
-        return np.inf
-    scale = float(np.max(m, initial=0.0))
-    if scale <= 0:
-        return 0.0
-    dim = w.shape[1]
-    if norm.p == 2:
-        u, _ = _nearest_l2(w, m / scale, Region(2, np.full(dim, -np.inf), np.full(dim, np.inf)))
-        return np.inf if u is None else scale * float(np.linalg.norm(u))
-    # delta = a - b with a, b >= 0, and r >= ||delta||_p: r = sum (a + b), or r >= a_j + b_j for every j
-    eye = np.eye(dim) if np.isinf(norm.p) else np.ones((1, dim))
-    rows = np.block([[w, -w, np.zeros((len(w), 1))], [eye, eye, -np.ones((len(eye), 1))]])
-    limits = np.concatenate([-m / scale, np.zeros(len(eye))])
-    solution = linprog(np.eye(2 * dim + 1)[-1], A_ub=rows, b_ub=limits, method="highs-ds", options=SOLVER)
-    return scale * float(solution.fun) if solution.status == 0 else np.inf
 
 
 def check_norm(norm: Norm) -> None:

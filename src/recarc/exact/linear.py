@@ -9,15 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recarc.ensemble import RandomizedEnsemble, frozen
-from recarc.errors import InputError, unknown
+from recarc.attacks.problem import Problem, posed
+from recarc.ensemble import RandomizedEnsemble
+from recarc.errors import InputError
 from recarc.exact.affine import affine_parameters
 from recarc.exact.halfspaces import TAU, Array, Region, check_norm, deepest_point, normalised
-from recarc.exact.mixed_integer import heaviest_by_milp
-from recarc.exact.subsets import Planes, heaviest_by_search
+from recarc.exact.subsets import Planes, heaviest_set
 from recarc.geometry import Ball, per_sample
 
-METHODS = {"search": heaviest_by_search, "milp": heaviest_by_milp}
 INWARDS = 1 - 1e-12  # keeps sums of rounded terms inside the ball; far below TAU
 
 
@@ -38,16 +37,19 @@ class Optimum:
     realised: Tensor  # (B,) bool
 
 
-def optimum(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball, method: str = "search") -> Optimum:
+def optimum(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Optimum:
     """min over delta of sum_i alpha_i 1{f_i(x + delta) = y} for affine members f_i, p in {1, 2, inf}.
 
-    NP-hard in the number of members; around ten are quick. method "search" branches over sets of members (any of
-    these p), "milp" solves one mixed-integer program a sample (p in {1, inf}); both are exact.
+    Branches over sets of members; NP-hard in their number, around ten are quick.
     """
-    x = x.detach()
-    _check(x, y, ball, method)
+    check_norm(ball.norm)
+    with posed(ensemble, x.detach(), y, ball) as problem:
+        return _optimum(problem)
+
+
+def _optimum(problem: Problem) -> Optimum:
+    ensemble, x, y, ball = problem.ensemble, problem.x, problem.y, problem.ball
     parameters = _parameters(ensemble, x)
-    _check_classes([b.numel() for _, b in parameters], y)
     w = torch.stack([w for w, _ in parameters]).cpu().numpy()
     b = torch.stack([b for _, b in parameters]).cpu().numpy()
     points = x.double().flatten(1).cpu().numpy()
@@ -57,13 +59,12 @@ def optimum(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball, meth
     moves = np.zeros_like(points)
     fooled = np.zeros((len(alpha), len(points)), dtype=bool)
     for n, label in enumerate(y.tolist()):
-        moves[n], fooled[:, n] = _solve(w, b, alpha, points[n], label, radii[n], ball, method)
+        moves[n], fooled[:, n] = _solve(w, b, alpha, points[n], label, radii[n], ball)
 
     bits = torch.from_numpy(fooled).to(x.device)
     delta = torch.from_numpy(moves).to(x.device).reshape(x.shape) * per_sample(ball.radius(x).double(), x)
     x_adv = _rounded_towards(x, delta)
-    with frozen(ensemble):
-        wrong = ~ensemble.correct(x_adv, y)
+    wrong = ~ensemble.correct(x_adv, y)
     return Optimum(ensemble.score(~bits), x_adv, bits, (wrong | ~bits).all(0))
 
 
@@ -78,7 +79,7 @@ def _parameters(ensemble: RandomizedEnsemble, x: Tensor) -> list[tuple[Tensor, T
 
 
 def _solve(
-    w: Array, b: Array, alpha: Array, x: Array, label: int, eps: float, ball: Ball, method: str
+    w: Array, b: Array, alpha: Array, x: Array, label: int, eps: float, ball: Ball
 ) -> tuple[Array, NDArray[np.bool_]]:
     """u = delta / eps of an optimal point (D,) and who is fooled there (M,)."""
     members, classes, dim = w.shape
@@ -91,7 +92,7 @@ def _solve(
 
     useful = np.flatnonzero(alive & (distances < 1 - TAU) & (alpha[owner] > 0))
     planes = Planes(gaps[useful], distances[useful], owner[useful])
-    chosen = list(METHODS[method](planes, alpha, region)) if len(useful) else []
+    chosen = list(heaviest_set(planes, alpha, region)) if len(useful) else []
     u = deepest_point(planes.w[chosen], planes.m[chosen], region) * INWARDS if chosen else np.zeros(dim)
     fooled: NDArray[np.bool_] = np.any((gaps @ u + distances).reshape(members, -1) < -TAU, axis=1)
     fooled[planes.owner[chosen]] = True
@@ -110,25 +111,3 @@ def _rounded_towards(x: Tensor, delta: Tensor) -> Tensor:
     moved = (x.double() + delta).to(x.dtype)
     too_far = (moved.double() - x.double()).abs() > delta.abs()
     return torch.where(too_far, torch.nextafter(moved, x), moved)
-
-
-def _check(x: Tensor, y: Tensor, ball: Ball, method: str) -> None:
-    check_norm(ball.norm)
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
-    if method == "milp" and ball.norm.p == 2:
-        raise InputError("method 'milp' solves l1 and linf balls, not l2; use method='search'")
-    if y.shape != x.shape[:1] or y.dtype.is_floating_point or y.dtype == torch.bool:
-        raise InputError(f"y has shape {tuple(y.shape)} and dtype {y.dtype}; expected integer labels ({len(x)},)")
-    if not bool(torch.isfinite(x).all()):
-        raise InputError("x has NaN or infinite values; exact optima need finite inputs")
-    ball.check(x)
-
-
-def _check_classes(counts: list[int], y: Tensor) -> None:
-    if len(set(counts)) > 1:
-        raise InputError(f"members disagree on the number of classes: {counts}")
-    if counts[0] < 2:
-        raise InputError("members have 1 output; a binary classifier needs two logits, e.g. nn.Linear(D, 2)")
-    if len(y) and (int(y.min()) < 0 or int(y.max()) >= counts[0]):
-        raise InputError(f"labels are in {int(y.min())}..{int(y.max())}; members know the classes 0..{counts[0] - 1}")

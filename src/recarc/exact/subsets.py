@@ -20,7 +20,7 @@ class Planes(NamedTuple):
     owner: NDArray[np.intp]  # (K,)
 
 
-def heaviest_by_search(planes: Planes, alpha: Array, region: Region) -> tuple[int, ...]:
+def heaviest_set(planes: Planes, alpha: Array, region: Region) -> tuple[int, ...]:
     """argmax over jointly foolable sets S of sum_{i in S} alpha_i, as the planes crossed, one for each member of S.
 
     Foolable sets are closed downwards, so a set grows member by member, heaviest first, and a branch ends when
@@ -64,7 +64,7 @@ class _Search:
         if any(core.issubset(chosen) for core in self.cores):
             return None
         index = list(chosen)
-        found = common_point(w[index], m[index], self.region)
-        if found.point is None:
-            self.cores.append(frozenset(index[k] for k in found.core))
-        return found.point
+        point, core = common_point(w[index], m[index], self.region)
+        if point is None:
+            self.cores.append(frozenset(index[k] for k in core))
+        return point

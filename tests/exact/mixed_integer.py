@@ -1,4 +1,4 @@
-"""The heaviest set of members that one point can fool, as a mixed-integer program; p in {1, inf}."""
+"""A second exact solver, to compare: the heaviest set that one point can fool, as a mixed-integer program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recarc.exact.subsets import Planes
 
 def heaviest_by_milp(planes: Planes, alpha: Array, region: Region) -> tuple[int, ...]:
     """max sum_k alpha_owner(k) z_k s.t. w_k . u + m_k <= -tau + K_k (1 - z_k), K_k = max(m_k + tau + 1, 0), u in the
-    region, z binary, at most one plane a member. Returns the planes with z_k = 1.
+    region, z binary, at most one plane per member. Returns the planes with z_k = 1. p in {1, inf}.
 
     The solver's tolerance (1e-6) is coarser than tau, so each answer is verified by a linear program; planes
     that turn out to have no common point are cut off (sum of their z <= count - 1) and the program solved again.
@@ -37,10 +37,10 @@ def heaviest_by_milp(planes: Planes, alpha: Array, region: Region) -> tuple[int,
         chosen = np.flatnonzero(solution.x[fixed:] > 0.5)
         if len(chosen) == 0:
             return ()
-        found = common_point(planes.w[chosen], planes.m[chosen], region)
-        if found.point is not None:
+        point, infeasible = common_point(planes.w[chosen], planes.m[chosen], region)
+        if point is not None:
             return tuple(chosen.tolist())
-        core = chosen[found.core]
+        core = chosen[infeasible]
         cut = np.zeros(fixed + count)
         cut[fixed + core] = 1
         constraints.append(LinearConstraint(cut, ub=len(core) - 1))
