@@ -4,13 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test peers docs browser lint format clean
+.PHONY: demo test paper bench peers docs browser lint format clean
 
 demo: $(STAMP)
 	$(BIN)/recarc demo
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 -rs
+
+# A table or figure of the paper, e.g. `make paper ITEM=table1 OPTIONS="--limit 100"`; without ITEM, the list of them.
+paper: $(STAMP)
+	$(BIN)/python -m paper $(or $(ITEM),--list) $(OPTIONS)
+
+# The speed of the attacks on this machine, beside the usual code.
+bench: $(STAMP)
+	$(BIN)/python -m paper bench-attacks $(OPTIONS)
 
 # Foolbox, ART, AutoAttack and others, for the tests of the adapters; without them those tests are skipped. Some ask for
 # a torchvision or a torch of their own and are installed without their dependencies.
@@ -31,13 +39,13 @@ browser: $(STAMP)
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples paper
+	$(BIN)/ruff format --check src tests examples paper
 	$(BIN)/mypy
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix src tests examples
-	$(BIN)/ruff format src tests examples
+	$(BIN)/ruff check --fix src tests examples paper
+	$(BIN)/ruff format src tests examples paper
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -14,15 +14,15 @@ QUOTES = r"<blockquote>\s*" * 3 + r"<p>(.*?)</p>\s*" + r"</blockquote>\s*" * 3
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Takes pictures from results/ without a second copy in the repository."""
-    root = Path(config.docs_dir).parent / "results"
+    """Take pictures from paper/results/ without a second copy in the repository."""
+    root = Path(config.docs_dir).parent / "paper" / "results"
     for path in sorted(p for kind in KINDS for p in root.rglob(kind)):
         files.append(File.generated(config, f"{FOLDER}/{path.relative_to(root).as_posix()}", abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    return markdown.replace("](../results/", f"]({FOLDER}/")
+    return markdown.replace("](../paper/results/", f"]({FOLDER}/")
 
 
 def on_page_content(html: str, **_: object) -> str:

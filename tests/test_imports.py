@@ -28,7 +28,6 @@ ORDER = [
     ["evaluation"],
     ["sampling", "sweep"],
     ["training", "report", "adapters"],
-    ["experiments"],
     ["cli"],
 ]
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}

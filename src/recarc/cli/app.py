@@ -21,7 +21,6 @@ from recarc.cli.evaluate import evaluate
 from recarc.cli.import_ import import_
 from recarc.cli.output import print_note
 from recarc.cli.report import report
-from recarc.cli.reproduce import reproduce
 from recarc.cli.show import show
 from recarc.cli.sweep import sweep
 from recarc.cli.theory import theory
@@ -36,7 +35,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "import": import_,
     "report": report,
-    "reproduce": reproduce,
     "show": show,
     "sweep": sweep,
     "theory": theory,

@@ -1,0 +1,239 @@
+"""The documents, written from results files alone: docs/results.md, docs/performance.md, and marked parts of others."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from paper import results
+from paper.bench.throughput import ATTACK, NETS, TRAINING
+from paper.claims import Judged, judge
+from paper.costs import attack_passes, training_passes
+from paper.items import ITEMS
+from paper.plots import draw
+from paper.recipe import Item, Row
+from paper.results import Figure, ItemResult, RowResult
+from paper.tables import Grid, grids
+from recarc.errors import InputError
+
+END = "<!-- end -->"
+GPUS = 8
+Measured = dict[str, list[ItemResult]]  # by item
+RESULTS_HEAD = """# Results
+
+Written by `python -m paper --render` from the files in `paper/results/`; do not edit by hand. Accuracies are in percent
+with half the width of their 95 % interval (the interval itself if it is lopsided); where the paper prints a number, it
+is in the column to the right. `images` is the number of test images, always the first ones of the set or file; figures
+on few images have wide intervals. `tight` and `floor` are not in the paper: the staged attack of this package, and the
+accuracy below which no attack can push the ensemble as long as its members alone are as robust as the strongest attack
+on each of them suggests. How the members were trained is said below each table: the recipe `fast`, even more so with
+fewer epochs than its own, is not the paper's training, so compare differences between columns rather than columns with
+the paper. Every accuracy on images comes from `recarc.evaluate`: attacks may search in a faster precision than float32,
+but what they find is judged in float32, while floor and alpha rest on what the search itself saw. Claims that one
+figure is below another by so many points (BAT, AT, IAT, ARC against APGD) are judged by the 95 % intervals and may
+remain open; where a claim says that two attacks are equally strong, they count as equal within 0.5 points on the images
+they were run on. Commands are quoted as they were run; what was `recarc reproduce` then is `python -m paper` now.
+"""
+SPEED_HEAD = """# Performance
+
+Written by `python -m paper --render` from the files `paper/results/bench-*.json`; do not edit by hand.
+
+What makes a run fast. In the attacks: samples that cannot get any worse leave the batch, and so do those that did not
+change in a whole iteration of ARC, since the next would repeat it; one backward pass per plane (the difference of two
+logits), not one per class. Together that leaves an eleventh of the baseline's passes in the run below. In
+`recarc.fast.accelerate(ensemble, precision)`, an ensemble to search with: batch norm is folded into the convolutions
+and, for up to 64 channels, bias, shortcut and ReLU are fused with them in a Triton kernel with a gradient of its own;
+float16, which rounds like TF32 in half the memory, with linear heads in float32; CUDA graphs. A search in float16 may
+end up to 0.2 points above one in TF32, because a point just across a boundary in one precision can be on its other side
+in another. The baselines and the other libraries run with PyTorch's defaults, on a GPU with convolutions in TF32;
+"members as given" is float32 throughout.
+
+The baseline is Algorithm 2 batch-vectorised the obvious way (`paper/bench/baseline.py`): C + 1 backward passes per
+member, M^2 + 2M forward passes per iteration, every sample to the end.
+
+Benchmarks time the attack alone; accuracies come from `recarc.evaluate`, which judges in float32. Where no evaluation
+of the same attack on the same images exists, the cell is empty. Commands are quoted as they were run; the scripts of
+`benchmarks/` are the items `bench-...` of `python -m paper` now.
+"""
+HEADS = {"results": RESULTS_HEAD, "performance": SPEED_HEAD}
+
+
+def render(folder: Path, docs: Path) -> list[Path]:
+    """Draw the figures beside the results and write the documents; returns what was written."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder of results; expected files that `python -m paper ITEM` wrote")
+    measured = gathered(folder)
+    for name, found in measured.items():
+        for result in found:
+            draw(ITEMS[name], result, folder)
+    docs.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name in ("results", "performance"):
+        written.append(docs / f"{name}.md")
+        written[-1].write_text(page(name, measured, folder, docs), encoding="utf-8")
+    parts = {"headline": headline(measured), "costs": costs_table(measured)}
+    marked = [path for path in (docs.parent / "README.md", *sorted(docs.glob("*.md"))) if path.exists()]
+    return [*written, *(path for path in marked if fill(path, parts))]
+
+
+def gathered(folder: Path) -> Measured:
+    """What was measured of every item; of a benchmark on every machine, GPUs first.
+
+    A row that one item measured counts for every item that asks the same question. A row of the item's own stays;
+    otherwise it is the one on the most images.
+    """
+    found: dict[str, ItemResult] = {}
+    measured: dict[str, list[RowResult]] = {}
+    for name, item in ITEMS.items():
+        found[name] = results.read(folder, name, item.title)
+        for row in item.rows:
+            own = found[name].row(row.name)
+            measured.setdefault(_question(row), []).extend([own] if own is not None else [])
+    for name, item in ITEMS.items():
+        order = [row.name for row in item.rows]
+        for row in item.rows:
+            others = measured[_question(row)]
+            if found[name].row(row.name) is None and others:
+                best = max(others, key=lambda other: other.images)
+                found[name] = found[name].with_row(replace(best, row=row.name), order)
+    gathered = {name: [result] if result.rows else [] for name, result in found.items()}
+    for name, item in ITEMS.items():
+        if item.page == "performance":
+            machines = [results.read(folder, path.stem) for path in sorted(folder.glob(f"{name}-*.json"))]
+            gathered[name] = sorted(machines, key=lambda result: "CPU" in result.rows[0].hardware)
+    return gathered
+
+
+def _question(row: Row) -> str:
+    """What a row asks, whatever it is called."""
+    return repr(replace(row, name=""))
+
+
+def claims_of(measured: Measured) -> list[Judged]:
+    return judge({name: found[0] for name, found in measured.items() if found})
+
+
+def page(name: str, measured: Measured, folder: Path, docs: Path) -> str:
+    """The document of this name."""
+    parts = [HEADS[name]]
+    if name == "results":
+        parts += ["## The claims\n", "\n".join(claim.markdown() for claim in claims_of(measured)) + "\n"]
+    items = [item for item in ITEMS.values() if item.page == name]
+    for item in items:
+        for i, result in enumerate(measured[item.name]):
+            parts.append(_section(item, result, folder, docs, first=i == 0))
+    missing = [item.name for item in items if not measured[item.name]]
+    if missing:
+        parts.append(f"## Not measured yet\n\n{', '.join(missing)}: `python -m paper ITEM` measures them.\n")
+    return "\n".join(parts)
+
+
+def _section(item: Item, result: ItemResult, folder: Path, docs: Path, first: bool = True) -> str:
+    machine = f", on {result.rows[0].hardware}" if item.page == "performance" else ""
+    lines = [f"## {item.name}: {item.title}{machine}\n"]
+    lines += [f"The paper: {claim}.\n" for claim in item.claims]
+    lines += [f"{item.note}\n"] if item.note and first else []
+    for grid in grids(result):
+        lines += [f"{grid.title}\n"] if grid.title else []
+        lines.append(grid.markdown() + "\n")
+    for picture in sorted(folder.glob(f"{result.item}.png")) + sorted(folder.glob(f"{result.item}-*.png")):
+        if picture.stem == result.item or picture.stem[len(item.name) + 1 :] in {row.row for row in result.rows}:
+            link = os.path.relpath(picture, docs).replace(os.sep, "/")
+            lines.append(f"![{picture.stem}]({link})\n")
+    absent = [row.name for row in item.rows if result.row(row.name) is None]
+    lines += [f"Not measured yet: {', '.join(absent)}.\n"] if absent else []
+    sources: dict[str, list[str]] = {}
+    for row in result.rows:
+        sources.setdefault(_provenance(row), []).append(row.row)
+    for source, rows in sources.items():
+        names = "; ".join(rows) if len(sources) > 1 or len(rows) == 1 else "all rows"
+        lines.append(f"- {names}: {source}")
+    lines.append("")
+    return "\n".join(lines)
+
+
+def _provenance(row: RowResult) -> str:
+    recipe = f" ({row.recipe})" if row.recipe else ""
+    ball = f"{row.norm} eps {row.eps}" if row.norm else ""
+    problem = ", ".join(part for part in (f"{row.ensemble}{recipe}", row.data, ball) if part)
+    alpha = f"alpha: {row.alpha_chosen_by}" if row.alpha_chosen_by else ""
+    search = f", searched in {row.precision}" if row.precision not in ("", "float32") else ""
+    took = f"{row.seconds:.0f} s on {row.hardware}" if row.seconds or row.recipe else f"on {row.hardware}"
+    commit = " and ".join(known[:10] for known in (row.commit or "no commit known").split(" and "))
+    text = "; ".join(
+        part for part in (problem, alpha, f"{took}{search}, {row.date}, {commit}", f"`{row.command}`") if part
+    )
+    return text + (f". {row.note}" if row.note else "")
+
+
+# The table of the README: the row of the item `tight`, and where else its figures are until that has been measured.
+PUBLIC, PAIR = "the public DVERGE ensemble, M = 3", "BAT pair"
+HEADLINE: dict[str, list[tuple[str, str, float | None]]] = {
+    f"{PUBLIC}, Linf 8/255, alpha 1/3": [("tight", "dverge-linf", None), ("figure4", "dverge-linf", None)],
+    f"{PAIR}, Linf 8/255, alpha (0.9, 0.1)": [("tight", "bat-linf-0.9", None), ("table1", "resnet20-linf", None)],
+    f"{PAIR}, Linf 8/255, alpha (0.5, 0.5)": [("tight", "bat-linf-0.5", None), ("figure7", "linf", 0.5)],
+    f"{PAIR}, L2 128/255, alpha (0.9, 0.1)": [("tight", "bat-l2-0.9", None), ("table1", "resnet20-l2", None)],
+    f"{PAIR}, L2 128/255, alpha (0.5, 0.5)": [("tight", "bat-l2-0.5", None), ("figure7", "l2", 0.5)],
+}
+
+
+def headline(measured: Measured) -> str:
+    """AdaptivePGD, ARC, tight and floor of the ensembles that the README begins with."""
+    cells = []
+    for label, places in HEADLINE.items():
+        for name, row_name, x in places:
+            row = next((row for result in measured[name] for row in result.rows if row.row == row_name), None)
+            figures = [row.figure(column, x) for column in ("APGD", "ARC", "tight", "floor")] if row else [None]
+            if row is not None and None not in figures:
+                apgd, arc, tight, floor = (f"{f.measured:.2f}" for f in figures if isinstance(f, Figure))
+                cells.append([label, str(row.images), apgd, arc, f"**{tight}**", floor])
+                break
+    header = ["CIFAR-10, ResNet-20 members", "test images", "AdaptivePGD", "ARC", "**tight**", "floor"]
+    return Grid("", header, cells).markdown()
+
+
+def costs_table(measured: Measured) -> str:
+    """Hours for the rows of Table 2 that need data of the user's own, at the measured throughput."""
+    speeds = {row.row: row for result in measured["throughput"] for row in result.rows}
+    if set(NETS) - set(speeds):
+        return "Not measured yet: `python -m paper throughput` on the machine in question, then `--render`."
+    header = ["row of table2", "training, one GPU [h]", "training, 8 GPUs [h]", "attacks, one GPU [h]"]
+    cells = []
+    for row in ITEMS["table2"].rows:
+        if row.data == "cifar10":
+            continue
+        speed = speeds["resnet18-224" if row.data == "imagenet" else "resnet20-32"]
+        trained = training_passes(row.ensemble, "paper") / _speed(speed, TRAINING) / 3600
+        attacked = attack_passes(row) / _speed(speed, ATTACK) / 3600
+        cells.append([row.name, f"{trained:.1f}", f"{trained / GPUS:.1f}", f"{attacked:.2f}"])
+    rates = "; ".join(
+        f"{r.row}: {_speed(r, ATTACK):,.0f} and {_speed(r, TRAINING):,.0f} images/s on {r.hardware}, {r.date}"
+        for r in speeds.values()
+    )
+    best = "Eight GPUs count as eight times one, which is the best case."
+    note = f"Attack and training passes (forward and backward): {rates}. {best}"
+    return f"{Grid('', header, cells).markdown()}\n\n{note}"
+
+
+def _speed(row: RowResult, column: str) -> float:
+    figure = row.figure(column)
+    assert figure is not None
+    return figure.measured
+
+
+def fill(path: Path, parts: dict[str, str]) -> bool:
+    """Replace what stands between `<!-- measured: NAME -->` and `<!-- end -->`; whether the file has such marks."""
+    text = path.read_text(encoding="utf-8")
+    filled = text
+    for name, content in parts.items():
+        begin = f"<!-- measured: {name} -->"
+        before, mark, rest = filled.partition(begin)
+        _, end, after = rest.partition(END)
+        if mark and not end:
+            raise InputError(f"{path} has {begin} without {END}; put the end mark back")
+        if mark:
+            filled = f"{before}{begin}\n{content}\n{END}{after}"
+    if filled != text:
+        path.write_text(filled, encoding="utf-8")
+    return END in filled

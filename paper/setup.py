@@ -1,0 +1,188 @@
+"""The settings of a run and what it works with: image sets, and ensembles that are given, found or trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from paper.recipe import EnsembleRecipe, Item, Row, radius
+from paper.scale import FULL, Scale
+from recarc import zoo
+from recarc.cli.output import print_note
+from recarc.data.imageset import ImageSet
+from recarc.data.loading import load
+from recarc.ensemble import RandomizedEnsemble
+from recarc.errors import InputError
+from recarc.models.store import load_ensemble
+from recarc.training import train
+
+HERE = Path(__file__).parent
+ENSEMBLES = HERE / "ensembles"  # trained for the paper and too large for the zoo
+
+
+@dataclass(frozen=True)
+class LoadedEnsemble:
+    """An ensemble and where it comes from."""
+
+    ensemble: RandomizedEnsemble
+    source: str
+    recipe: str
+
+
+@dataclass
+class Setup:
+    """`given` maps names of ensembles to folders (or zoo:NAME); "" stands for the only one that is needed."""
+
+    out: Path
+    device: torch.device
+    recipe: str = "fast"
+    data_dir: Path | None = None
+    limit: int | None = None
+    given: Mapping[str, str] = field(default_factory=dict)
+    scale: Scale = FULL
+    report: Callable[[str], None] | None = print_note  # None: no progress
+    precision: str = "float32"  # of the attacks' search
+    epochs: float | None = None  # of what is trained; None: the recipe's
+    _ensembles: dict[str, LoadedEnsemble] = field(default_factory=dict)
+    _images: dict[tuple[str, str], ImageSet] = field(default_factory=dict)
+
+    def say(self, text: str) -> None:
+        if self.report is not None:
+            self.report(text)
+
+    def images(self, data: str, split: str = "test") -> ImageSet:
+        if (data, split) not in self._images:
+            limit = self.limit if split == "test" else None
+            self._images[data, split] = self.scale.images(load(data, split, data_dir=self.data_dir, limit=limit))
+        return self._images[data, split]
+
+    def available(self, rows: list[Row]) -> list[Row]:
+        """The rows whose images are available; the others are reported. If there is none, the reason is raised."""
+        missing: dict[str, InputError] = {}
+        for data in dict.fromkeys(row.data for row in rows):
+            try:
+                self.images(data)
+            except InputError as error:
+                missing[data] = error
+        kept = [row for row in rows if row.data not in missing]
+        if rows and not kept:
+            raise next(iter(missing.values()))
+        for data, why in missing.items():
+            self.say(f"left out, without its data: {', '.join(r.name for r in rows if r.data == data)} ({why})")
+        return kept
+
+    def check(self, item: Item, rows: list[Row]) -> None:
+        """Refuse what cannot work before anything is computed."""
+        needed = {row.ensemble.name for row in rows}
+        starts = {row.ensemble.start.name for row in rows if row.ensemble.start is not None}
+        if "" in self.given and len(needed) != 1:
+            raise InputError(
+                f"--ensemble gives one folder, but these rows of {item.name} need {len(needed)} ensembles: choose rows "
+                f"with --only, or name it, e.g. --ensemble {sorted(needed)[0]}=DIR"
+            )
+        for name in self.given:
+            if name and name not in needed | starts:
+                raise InputError(
+                    f"--ensemble {name}=... is not needed by {item.name}; it needs {sorted(needed | starts)}"
+                )
+        for data in dict.fromkeys(row.data for row in rows):
+            self.images(data)
+
+    def check_epochs(self, item: Item, rows: list[Row]) -> None:
+        """Refuse --epochs where nothing is trained."""
+        if self.epochs is not None and not any(self.trains(row.ensemble) for row in rows):
+            raise InputError(f"--epochs is for training, and these rows of {item.name} train nothing: leave it out")
+
+    def folder(self, recipe: EnsembleRecipe) -> Path:
+        length = "" if self.epochs is None else f"-{self.epochs:g}-epochs"
+        return self.out / "ensembles" / f"{self.scale.ensemble(recipe).name}-{self.recipe}{length}"
+
+    def ensemble(self, recipe: EnsembleRecipe) -> LoadedEnsemble:
+        """As given, or trained before, or shipped, or trained now."""
+        if recipe.name not in self._ensembles:
+            self._ensembles[recipe.name] = self._load(recipe)
+        return self._ensembles[recipe.name]
+
+    def given_for(self, recipe: EnsembleRecipe) -> str | None:
+        """The folder or zoo:NAME that --ensemble gives for it."""
+        return self.given.get(recipe.name, self.given.get(""))
+
+    def trains(self, recipe: EnsembleRecipe) -> bool:
+        """Whether the ensemble is one that training makes, now or in an earlier run."""
+        return not recipe.package and self.given_for(recipe) is None and self._shipped(recipe) is None
+
+    def _load(self, recipe: EnsembleRecipe) -> LoadedEnsemble:
+        given = self.given_for(recipe)
+        if recipe.package and given is None:
+            return LoadedEnsemble(pretrained(recipe).to(self.device), f"package {recipe.arch}", "pretrained")
+        place = self._place(recipe)
+        if place is None:
+            return LoadedEnsemble(self._train(recipe), recipe.name, _training_of(self.folder(recipe)))
+        source = place if place.startswith(zoo.PREFIX) else recipe.name
+        if given is not None and source != place:
+            source = f"given ({Path(place).name})"
+        return LoadedEnsemble(load_ensemble(place, self.device), source, _training_of(zoo.resolved(place)))
+
+    def _place(self, recipe: EnsembleRecipe) -> str | None:
+        """The folder or zoo:NAME that the ensemble is read from; None if it has to be trained."""
+        folder = self.folder(recipe)
+        trained = str(folder) if (folder / "ensemble.json").exists() else None
+        return self.given_for(recipe) or trained or self._shipped(recipe)
+
+    def _shipped(self, recipe: EnsembleRecipe) -> str | None:
+        """What this recipe makes, from the zoo or from paper/ensembles, trained for as long as its members need."""
+        if self.scale.name != "full":
+            return None
+        for entry in zoo.entries():
+            if (entry.made, entry.recipe) == (recipe.name, self.recipe):
+                return f"{zoo.PREFIX}{entry.name}"
+        folder = ENSEMBLES / f"{recipe.name}-{self.recipe}"
+        return str(folder) if (folder / "ensemble.json").exists() else None
+
+    def _train(self, recipe: EnsembleRecipe) -> RandomizedEnsemble:
+        small, folder = self.scale.ensemble(recipe), self.folder(recipe)
+        start = None
+        if recipe.start is not None:
+            self.ensemble(recipe.start)
+            start = self._place(recipe.start)
+        self.say(f"{recipe.name}: training into {folder}")
+        ensemble = train(
+            small.method,
+            self.images(recipe.data, "train"),
+            small.arch,
+            norm=small.norm,
+            eps=None if small.eps is None else radius(small.eps),
+            out=folder,
+            recipe=self.recipe,
+            members=small.members,
+            start=start,
+            changes={**small.changes.get(self.recipe, {}), **({} if self.epochs is None else {"epochs": self.epochs})},
+            arch_options=dict(small.arch_options),
+            device=self.device,
+            say=self.report,
+        )
+        return ensemble.to(self.device).eval()
+
+
+def _training_of(folder: Path) -> str:
+    """How the ensemble in a folder was trained, in words."""
+    path = folder / "ensemble.json"
+    made_by = json.loads(path.read_text(encoding="utf-8")).get("made_by", {}) if path.exists() else {}
+    recipe = made_by.get("recipe")
+    if isinstance(recipe, dict):
+        first = " from a trained first member" if made_by.get("start") else ""
+        return f"{recipe.get('name')}, {recipe.get('epochs'):g} epochs{first}"
+    return "imported" if "import" in made_by else "training unknown"
+
+
+def pretrained(recipe: EnsembleRecipe) -> RandomizedEnsemble:
+    """Members that a package provides."""
+    from recarc.adapters import members
+
+    if recipe.arch != "efficientnet-lite":
+        raise InputError(f"no adapter makes {recipe.arch!r}")
+    return RandomizedEnsemble([members.efficientnet_lite(size) for size in range(recipe.members)])

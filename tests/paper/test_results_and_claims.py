@@ -1,0 +1,281 @@
+"""Results files, the documents made of them, and the claims judged by them."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paper import results
+from paper.claims import CLAIMS, judge
+from paper.items import ITEMS
+from paper.items.figures import IAT_GAIN
+from paper.pages import costs_table, fill, gathered, headline, page, render
+from paper.results import Figure, ItemResult, RowResult
+from paper.tables import grids
+from recarc.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+
+
+def row(name: str, images: int = 100, axis: str = "", **columns: float) -> RowResult:
+    """Columns `APGD=56` or, for sweeps, `ARC_4=30` for ARC at x = 4."""
+    figures = []
+    for key, value in columns.items():
+        column, _, x = key.partition("_")
+        figures.append(
+            Figure({"AT": "AT: PGD", "RR": "APGD + RR"}.get(column, column), value, x=float(x) if x else None)
+        )
+    return RowResult(name, tuple(figures), images, data="cifar10", axis=axis, command="c", hardware="h", date="d")
+
+
+def test_rows_are_merged_in_the_recipes_order(tmp_path: Path) -> None:
+    order = [r.name for r in ITEMS["table3"].rows]
+    empty = results.read(tmp_path, "table3", "t")
+    assert empty.rows == ()
+    results.write(tmp_path, empty.with_row(row("linf", ARC=40.0), order))
+    both = results.read(tmp_path, "table3").with_row(row("l2", ARC=55.0), order)
+    results.write(tmp_path, both)
+    again = results.read(tmp_path, "table3").with_row(row("linf", ARC=41.0), order)
+    assert [r.row for r in again.rows] == ["l2", "linf"]
+    assert again.rows[1].figures[0].measured == 41.0
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_row_on_more_images_is_not_replaced(tmp_path: Path) -> None:
+    results.write(tmp_path, ItemResult("table3", "t", (row("linf", images=10000, ARC=40.0),)))
+    results.check_replaceable(tmp_path, "table3", {"linf": 10000}, tight=False)
+    with pytest.raises(InputError, match="measured on 10000 images; this run has only 50"):
+        results.check_replaceable(tmp_path, "table3", {"linf": 50})
+    results.write(tmp_path, ItemResult("table3", "t", (row("linf", ARC=40.0, tight=30.0),)))
+    with pytest.raises(InputError, match="measured with tight; this run leaves it out"):
+        results.check_replaceable(tmp_path, "table3", {"linf": 100}, tight=False)
+
+
+def test_a_row_that_another_process_measured_better_meanwhile_stays(tmp_path: Path) -> None:
+    results.add_row(tmp_path, "table3", "t", row("linf", images=10000, APGD=56), ["linf"])
+    with pytest.raises(InputError, match="measured on 10000 images; this run has only 100"):
+        results.add_row(tmp_path, "table3", "t", row("linf", images=100, APGD=56), ["linf"])
+    assert results.read(tmp_path, "table3").rows[0].images == 10000
+
+
+def test_processes_add_rows_at_the_same_time(tmp_path: Path) -> None:
+    names = [str(i) for i in range(12)]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda name: results.add_row(tmp_path, "table1", "t", row(name, ARC=1.0), names), names))
+    assert [r.row for r in results.read(tmp_path, "table1").rows] == names
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"format": 9, "item": "a", "title": "", "rows": []}'])
+def test_a_damaged_file_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "table1.json").write_text(text)
+    with pytest.raises(InputError, match=r"table1.json is not a results file of `python -m paper`"):
+        results.read(tmp_path, "table1")
+
+
+def one(item: str, *rows: RowResult) -> dict[str, ItemResult]:
+    return {item: ItemResult(item, "", rows)}
+
+
+CASES = [
+    (0, one("table1", row("a", APGD=56, ARC=37)), "confirmed"),
+    (0, one("table1", row("a", APGD=40, ARC=37)), "refuted"),
+    (1, one("table2", row("a", AT=42, ARC=37)), "confirmed"),
+    (1, one("table2", row("a", AT=30, ARC=37)), "refuted"),
+    (2, one("figure3", row("alpha", axis="alpha", **{"ARC_0.5": 20, "ARC_1": 40})), "confirmed"),
+    (2, one("figure3", row("alpha", axis="alpha", **{"ARC_0.5": 50, "ARC_1": 40})), "refuted"),
+    (2, one("figure3", row("alpha", axis="alpha", **{"ARC_0.5": 20, "ARC_0.9": 40})), "not measured yet"),
+    (3, one("table3", row("linf", RR=57, APGD=56)), "confirmed"),
+    (3, one("table3", row("linf", RR=50, APGD=56)), "refuted"),
+    (4, one("table5-cifar10", row("linf", axis="G", ARC_1=38, ARC_4=37.1, ARC_9=37)), "confirmed"),
+    (4, one("table5-cifar10", row("linf", axis="G", ARC_4=39, ARC_9=37)), "refuted"),
+    (5, one("figure10", row("M", axis="M", ARC_1=60, ARC_8=62)), "confirmed"),
+    (5, one("figure10", row("M", axis="M", ARC_1=60, ARC_8=64)), "refuted"),
+    (6, one("figure4", row("eps", ARC_8=15, tight_8=0.1)), "confirmed"),
+    (6, one("figure4", row("eps", ARC_8=0.2, tight_8=0.1)), "refuted"),
+    (7, one("table1", row("a", tight=35.2, floor=35)), "confirmed"),
+    (7, one("table1", row("a", tight=37, floor=35)), "refuted"),
+    (8, one("figure9", row("adp", APGD_2=16, ARC_2=10, APGD_8=5, ARC_8=0)), "confirmed"),
+    (8, one("figure9", row("adp", APGD_2=16, ARC_2=19, APGD_8=5, ARC_8=0)), "refuted"),
+]
+
+
+@pytest.mark.parametrize(("number", "measured", "verdict"), CASES)
+def test_claims_follow_the_figures(number: int, measured: dict[str, ItemResult], verdict: str) -> None:
+    judged = judge(measured)[number]
+    assert judged.verdict == verdict
+    assert judged.verdict == "not measured yet" or (judged.summary and "n = 100" in judged.evidence[0])
+    assert all(j.verdict == "not measured yet" for j in judge({}))
+    assert len(judge({})) == len(CLAIMS)
+
+
+def test_a_claim_names_the_training_and_counts_an_ensemble_once() -> None:
+    same = replace(row("a", APGD=56, ARC=37), ensemble="zoo:a", recipe="fast, 10 epochs")
+    judged = judge({**one("table1", same), **one("table2", replace(same, row="b"))})[0]
+    assert "over 1 ensemble." in judged.summary
+    assert judged.evidence == ("a: 56.00 under APGD, 37.00 under ARC (n = 100, fast, 10 epochs)",)
+
+
+def test_an_ensemble_of_which_one_member_is_drawn_alone_judges_nothing() -> None:
+    single = replace(row("b", APGD=41, ARC=38, AT=41), alpha=(1.0, 0.0))
+    judged = judge(one("table1", replace(row("a", APGD=56, ARC=37, AT=42), alpha=(0.9, 0.1)), single))
+    assert [j.verdict for j in judged[:2]] == ["confirmed"] * 2
+    left_out = "not counted, because the search for alpha chose one member alone: b: 41.00 under APGD, 38.00 under ARC"
+    assert f"{left_out} (n = 100)" in judged[0].evidence
+    assert [j.verdict for j in judge(one("table1", single))[:2]] == ["not measured yet"] * 2
+
+
+def test_intervals_can_leave_a_claim_open() -> None:
+    def measured(diff: float, half: float) -> dict[str, ItemResult]:
+        gap = Figure("Diff", -diff, (-diff - half, -diff + half), unit="points")
+        plain = row("a", APGD=40 + diff, ARC=40)
+        return one("table1", replace(plain, figures=(*plain.figures, gap)))
+
+    found = [judge(measured(*case))[0].verdict for case in ((12, 2), (9, 2), (7, 2), (4, 2))]
+    assert found == ["confirmed", "not decided on so few images", "not decided on so few images", "refuted"]
+    ends = [Figure("ARC", value, (value - 3, value + 3), x=x) for x, value in ((1, 51.4), (8, 54.2))]
+    sweep = RowResult("M", tuple(ends), 100, axis="M")
+    assert judge(one("figure10", sweep))[5].verdict == "not decided on so few images"
+    paired = Figure(IAT_GAIN, 2.8, (2.7, 2.9), unit="points")
+    assert judge(one("figure10", replace(sweep, figures=(*ends, paired))))[5].verdict == "confirmed"
+
+
+def test_fewer_planes_than_there_are_do_not_judge_the_full_search() -> None:
+    few = replace(row("linf", axis="G", ARC_4=1.5, ARC_50=1.0), data="imagenet")
+    assert judge(one("table5-imagenet-sample", few))[4].verdict == "not measured yet"
+    both = {**one("table5-imagenet-sample", few), **one("table5-cifar10", row("l2", axis="G", ARC_4=37, ARC_9=37))}
+    assert judge(both)[4].verdict == "confirmed" and "far from all" in judge(both)[4].evidence[1]
+
+
+def test_the_floor_is_judged_by_the_usual_effort() -> None:
+    quick = replace(row("l2", tight=4, floor=3), attacks={"tight": "Tight(preset='quick')"})
+    assert judge(one("imagenet-sample", quick))[7].verdict == "not measured yet"
+    sweep = replace(row("eps", axis="255 eps", tight_2=6, floor_2=4, tight_8=1, floor_8=1), ensemble="adp")
+    assert judge(one("figure9", sweep))[7].verdict == "refuted"
+    sweep = replace(sweep, attacks=quick.attacks)
+    usual = one("table1", row("a", tight=35.2, floor=35))
+    judged = judge({**one("imagenet-sample", quick), **usual, **one("figure9", sweep)})[7]
+    assert judged.verdict == "confirmed"
+    assert judged.evidence[1:] == (
+        "with the quick preset, cifar10 l2: 4.00, floor 3.00 (n = 100)",
+        "with the quick preset, adp at eps 2/255: 6.00, floor 4.00 (n = 100)",
+    )
+
+
+def test_every_radius_and_row_is_asked_whether_arc_wins() -> None:
+    def figures(arc: float, half: float) -> RowResult:
+        pair = (Figure("ARC", arc, (arc - half, arc + half)), Figure("APGD", 10, (10 - half, 10 + half)))
+        return replace(row(f"{arc}"), figures=pair, ensemble=f"{arc}")
+
+    vague, clear, well = figures(12, 2), figures(11.5, 0.1), replace(figures(5, 0.1), ensemble="11.5")
+    assert judge(one("figure9", vague))[8].verdict == "not decided on so few images"
+    assert judge(one("figure9", vague, clear))[8].verdict == "refuted"
+    judged = judge({**one("figure9", well), **one("figure4", clear)})[8]
+    assert judged.verdict == "refuted" and "ARC 11.50 and APGD 10.00" in judged.evidence[0]
+
+
+def test_of_several_rows_on_an_ensemble_the_best_measured_speaks() -> None:
+    quick = replace(row("eps", images=100, ARC_8=15, tight_8=1), attacks={"tight": "Tight(preset='quick')"})
+    full = row("dverge-linf", images=1000, ARC=14, tight=0)
+    assert "n = 1000" in judge(one("figure4", quick, full))[6].evidence[0]
+
+
+def test_a_row_counts_for_every_item_that_asks_the_same(tmp_path: Path) -> None:
+    results.write(tmp_path, ItemResult("table1", "t", (row("resnet20-linf", images=50, ARC=40.0),)))
+    results.write(tmp_path, ItemResult("figure3", "t", (row("alpha", ARC=30.0), row("K", ARC=31.0))))
+    results.write(tmp_path, ItemResult("figure6", "t", (row("cifar10-linf-K", images=7, ARC=1.0),)))
+    found = {name: measured[0] for name, measured in gathered(tmp_path).items() if measured}
+    assert [(r.row, r.images) for r in found["figure1"].rows] == [("resnet20-linf", 50)]
+    assert [r.row for r in found["table2"].rows] == ["cifar10-linf"]
+    assert [(r.row, r.figures[0].measured) for r in found["figure6"].rows] == [
+        ("cifar10-linf-alpha", 30.0),
+        ("cifar10-linf-K", 1.0),  # its own
+    ]
+    assert "table3" not in found
+
+
+def test_the_page_holds_tables_pictures_and_what_is_missing(tmp_path: Path) -> None:
+    folder, docs = tmp_path / "paper" / "results", tmp_path / "docs"
+    results.write(folder, ItemResult("table3", "t", (row("linf", APGD=55.9, ARC=37.1),)))
+    results.write(folder, ItemResult("figure3", "t", (row("alpha", axis="alpha", **{"ARC_0.5": 20.0}),)))
+    assert render(folder, docs) == [docs / "results.md", docs / "performance.md"]
+    text = (docs / "results.md").read_text()
+    assert "| linf | 100 | 55.90 | 37.10 |" in text
+    assert "![figure3](../paper/results/figure3.png)" in text
+    assert "Not measured yet: l2." in text and "table1" in text
+    with pytest.raises(InputError, match="is not a folder of results"):
+        render(tmp_path / "nothing", docs)
+
+
+def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
+    import matplotlib
+
+    before = matplotlib.rcParams["backend"], dict(matplotlib.rcParams)
+    results.write(tmp_path, ItemResult("figure3", "t", (row("alpha", axis="alpha", **{"ARC_0.5": 20.0}),)))
+    render(tmp_path, tmp_path / "docs")
+    assert (tmp_path / "figure3.png").exists()
+    assert (matplotlib.rcParams["backend"], dict(matplotlib.rcParams)) == before
+
+
+def test_a_paper_number_stands_beside_ours() -> None:
+    measured = ItemResult("t", "", (RowResult("a", (Figure("ARC", 37.1, (36.1, 38.1), 40.71),), 10, alpha=(0.9, 0.1)),))
+    (grid,) = grids(measured)
+    assert grid.header == ["row", "images", "alpha", "ARC", "(paper)"]
+    assert grid.cells == [["a", "10", "0.9, 0.1", "37.10 ± 1.00", "40.71"]]
+    (grid,) = grids(ItemResult("t", "", (RowResult("a", (Figure("ARC", 1.0, (0.2, 4.2)),), 10),)))
+    assert grid.header == ["row", "images", "ARC"] and grid.cells[0][-1] == "1.00 [0.20, 4.20]"
+
+
+def test_times_have_their_fastest_and_slowest_and_columns_keep_their_order() -> None:
+    short = RowResult("a", (Figure("seconds", 2, (1, 3), unit="s"), Figure("GiB", 0.5, unit="GiB")), 10)
+    figures = (Figure("seconds", 0.1234, unit="s"), Figure("ratio", 16.21, unit="x"), Figure("GiB", 1, unit="GiB"))
+    (grid,) = grids(ItemResult("t", "", (short, RowResult("b", figures, 10))))
+    assert grid.header == ["row", "images", "seconds", "ratio", "GiB"]
+    assert grid.cells == [["a", "10", "2 (1-3)", "", "0.50"], ["b", "10", "0.123", "16.2", "1.00"]]
+
+
+def test_the_measured_part_of_a_document_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("a\n<!-- measured: costs -->\nold\n<!-- end -->\nb\n")
+    assert fill(path, {"costs": "new", "headline": "other"})
+    assert path.read_text() == "a\n<!-- measured: costs -->\nnew\n<!-- end -->\nb\n"
+    path.write_text("a\n<!-- measured: costs -->\n")
+    with pytest.raises(InputError, match="without <!-- end -->"):
+        fill(path, {"costs": "new"})
+    path.write_text("a")
+    assert not fill(path, {"costs": "new"}) and path.read_text() == "a"
+
+
+def test_the_readme_quotes_evaluations_and_prefers_the_item_made_for_it() -> None:
+    def found(**rows: RowResult) -> dict[str, list[ItemResult]]:
+        measured = {name: [ItemResult(name, "", (found,))] for name, found in rows.items()}
+        return {name: measured.get(name, []) for name in ITEMS}
+
+    usual = row("resnet20-linf", images=50, APGD=60, ARC=39, tight=37, floor=36)
+    timed_only = row("bat-linf-0.9", **{"ARC seconds": 7.0})
+    lines = headline(found(table1=usual, tight=timed_only)).splitlines()
+    assert lines[2:] == ["| BAT pair, Linf 8/255, alpha (0.9, 0.1) | 50 | 60.00 | 39.00 | **37.00** | 36.00 |"]
+    better = row("bat-linf-0.9", images=90, APGD=61, ARC=38, tight=36, floor=35)
+    assert "| 90 | 61.00 |" in headline(found(table1=usual, tight=better))
+    swept = row("linf", axis="alpha", **{"APGD_0.5": 36, "ARC_0.5": 22, "tight_0.5": 21, "floor_0.5": 20})
+    assert "alpha (0.5, 0.5) | 100 | 36.00 | 22.00 | **21.00** | 20.00 |" in headline(found(figure7=swept))
+
+
+def test_the_documents_agree_with_the_results(tmp_path: Path) -> None:
+    folder, docs = ROOT / "paper" / "results", ROOT / "docs"
+    measured = gathered(folder)
+    for name in ("results", "performance"):
+        assert (docs / f"{name}.md").read_text() == page(name, measured, folder, docs), "run python -m paper --render"
+    for path in (ROOT / "README.md", *docs.glob("*.md")):
+        copy = tmp_path / path.name
+        copy.write_text(path.read_text())
+        fill(copy, {"headline": headline(measured), "costs": costs_table(measured)})
+        assert copy.read_text() == path.read_text(), "run python -m paper --render"
+    for path in folder.glob("*.json"):
+        for entry in json.loads(path.read_text())["rows"]:
+            assert entry["command"].startswith(("recarc ", "python ")) and entry["hardware"] and entry["date"]
+            assert entry["commit"] and entry["images"] >= 1 and "toy" not in entry["recipe"]
+            assert "/home" not in entry["command"] and "/root" not in entry["command"]

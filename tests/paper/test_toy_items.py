@@ -1,0 +1,176 @@
+"""Every item of the paper runs from data files to figure, at toy size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paper import measure, results
+from paper.bench.common import Replay, robust_accuracy
+from paper.items import ITEMS, quoted
+from paper.measure import ItemRun, paired_interval
+from paper.pages import costs_table, gathered, page
+from paper.plots import draw
+from paper.recipe import Difference, Item, Row
+from paper.results import ItemResult, RowResult
+from paper.scale import TOY
+from paper.settings import bat
+from paper.setup import Setup
+from paper.tables import grids, is_matrix, matrix_of
+from recarc import ARC, Ball, evaluate
+from recarc.errors import AttackViolation
+from recarc.evaluation.intervals import wilson
+
+
+def check_row(row: Row, found: RowResult) -> None:
+    wanted = {reading.column for m in row.measurements for reading in m.readings if reading.what != "cross"}
+    columns = {figure.column for figure in found.figures}
+    assert wanted | {d.column for d in row.differences if found.figure(d.plus, d.plus_x)} <= columns
+    assert found.images == 8 and found.command and found.date and found.hardware and found.ensemble
+    assert found.data == row.data
+    if all(m.alpha is not None for m in row.measurements):
+        assert found.alpha is None
+    else:
+        assert found.alpha is not None and sum(found.alpha) == pytest.approx(1)
+    for figure in found.figures:
+        if figure.unit == "%":
+            assert 0 <= figure.measured <= 100 and figure.interval is not None
+            assert figure.interval[0] <= figure.measured + 1e-9 and figure.measured <= figure.interval[1] + 1e-9
+    for x in {figure.x for figure in found.figures}:
+        tight, floor, arc = (found.figure(name, x) for name in ("tight", "floor", "ARC"))
+        if tight and floor:
+            assert floor.measured <= tight.measured + 1e-6
+        if tight and arc and found.row != "M":  # the toy ARC has 2 steps, the one inside tight too
+            assert tight.measured <= arc.measured + 1e-6
+
+
+def representative(item: Item) -> list[Row]:
+    """A row of every data set, axis, norm and kind of figure; at toy size the others would compute the same again."""
+    chosen: dict[str, list[tuple[object, ...]]] = {}
+    for row in item.rows:
+        kinds = tuple(reading.what for m in row.measurements for reading in m.readings)
+        chosen[row.name] = [(row.data, row.axis, kinds), (row.norm,)]
+    seen: set[tuple[object, ...]] = set()
+    rows = []
+    for row in item.rows:
+        if not seen.issuperset(chosen[row.name]):
+            seen.update(chosen[row.name])
+            rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("name", [name for name, item in ITEMS.items() if item.rows])
+def test_an_item_runs_and_is_kept(name: str, toy_setup: Setup, tmp_path: Path) -> None:
+    item, rows = ITEMS[name], representative(ITEMS[name])
+    found = ItemRun(item, rows, toy_setup, tmp_path, progress=False).run()
+    assert [row.row for row in found.rows] == [row.name for row in rows]
+    assert results.read(tmp_path, name) == found
+    for row, result in zip(rows, found.rows):
+        check_row(row, result)
+        if is_matrix(result):
+            size = min(row.ensemble.members, 3)
+            assert [len(line) for line in matrix_of(result)] == [size] * size
+    assert all(len(line) == len(grid.header) for grid in grids(found) for line in grid.cells)
+    picture = draw(item, found, tmp_path)
+    if item.drawing in ("scatter", "lines", "matrix"):
+        assert picture is not None and picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_difference_between_two_places_of_a_sweep(toy_setup: Setup, tmp_path: Path) -> None:
+    sizes = next(row for row in ITEMS["figure10"].rows if row.name == "M")
+    row = replace(sizes, differences=(Difference("gain", "ARC", "ARC", plus_x=3, minus_x=1),))
+    found = ItemRun(ITEMS["figure10"], [row], toy_setup, tmp_path, progress=False).measured(row)
+    one, three, gain = found.figure("ARC", 1), found.figure("ARC", 3), found.figure("gain")
+    assert one and three and gain and gain.interval
+    assert found.alpha is None  # every size has its own
+    assert gain.measured == pytest.approx(three.measured - one.measured, abs=1e-3) and gain.unit == "points"
+    assert all("gain" not in grid.header for grid in grids(ItemResult("figure10", "", (found,))))
+
+
+def test_a_difference_that_never_varied_has_an_interval_all_the_same() -> None:
+    low, high = paired_interval(np.zeros(100))
+    assert (low, high) == pytest.approx((-wilson(0, 100)[1], wilson(0, 100)[1])) and 0.03 < high < 0.04
+    assert (
+        paired_interval(np.full(100, 1.0)) == pytest.approx((1 - 2 * high, 1)) and paired_interval(np.zeros(1))[1] > 0.5
+    )
+    varied = np.array([0.0, 0.5, 0.5, 1.0])
+    half = 1.96 * varied.std(ddof=1) / 2
+    assert paired_interval(varied) == pytest.approx((0.5 - half, 0.5 + half))
+
+
+def test_a_search_for_alpha_is_kept_for_its_own_grid(toy_setup: Setup, tmp_path: Path, monkeypatch: Any) -> None:
+    item = ITEMS["table1"]
+    searched: list[int] = []
+    row, search = TOY.row(next(row for row in item.rows if row.alpha == "grid")), measure.sampling.grid_search
+
+    def counted(ensemble: Any, samples: Any, attack: Any, grid: int, **more: Any) -> Any:
+        searched.append(grid)
+        return search(ensemble, samples, attack, grid, **more)
+
+    monkeypatch.setattr(measure.sampling, "grid_search", counted)
+    for grid in (4, 4, 5):
+        shop = replace(toy_setup, out=tmp_path, scale=replace(TOY, grid=grid))
+        images = shop.images(row.data)
+        ItemRun(item, [row], shop, tmp_path, progress=False).alpha_of(row, toy_setup.ensemble(row.ensemble), images)
+    assert searched == [4, 5]
+
+
+def test_the_picture_of_figure_2_shows_what_the_paper_says(toy_setup: Setup, tmp_path: Path) -> None:
+    found = measure.measure(ITEMS["figure2"], toy_setup, tmp_path, [])
+    two, three = ({f.column: f.measured for f in row.figures} for row in found.rows)
+    assert two == {"APGD": 100.0, "ARC": 50.0, "optimum": 50.0}
+    assert three["optimum"] < three["ARC"]
+    assert (tmp_path / "figure2.png").stat().st_size > 10_000
+
+
+def test_throughput_is_measured_and_becomes_costs(toy_setup: Setup, tmp_path: Path) -> None:
+    assert "Not measured yet" in costs_table({"throughput": []})
+    found = measure.measure(ITEMS["throughput"], toy_setup, tmp_path, [])
+    assert all(f.measured > 0 for row in found.rows for f in row.figures)
+    table = costs_table({"throughput": [found]})
+    assert all(f"| {row} |" in table for row in ("svhn-l2", "cifar100-linf", "imagenet-linf"))
+    assert "cifar10-" not in table
+
+
+@pytest.mark.parametrize("name", [name for name, item in ITEMS.items() if item.page == "performance"])
+def test_a_benchmark_runs_and_is_shown(name: str, toy_setup: Setup, tmp_path: Path) -> None:
+    parts = list(ITEMS[name].parts)
+    found = measure.measure(ITEMS[name], toy_setup, tmp_path, parts)
+    assert found.item == f"{name}-cpu" and results.read(tmp_path, found.item) == found
+    assert all(f.measured > 0 for row in found.rows for f in row.figures if f.unit in ("s", "ms", "x"))
+    assert all(row.command.startswith(f"python -m paper {name}") and row.hardware for row in found.rows)
+    text = page("performance", gathered(tmp_path), tmp_path, tmp_path)
+    assert f"## {name}" in text and all(row.row in text for row in found.rows)
+
+
+def test_a_benchmark_reports_what_evaluate_reports(toy_setup: Setup, tmp_path: Path) -> None:
+    found = measure.measure(ITEMS["bench-attacks"], toy_setup, tmp_path, ["arc"])
+    ensemble, images = toy_setup.ensemble(bat("cifar10", "linf")).ensemble, toy_setup.images("cifar10")
+    direct = evaluate(ensemble, ARC(steps=2), images, Ball("linf", 8 / 255), progress=False)
+    ours, given = (found.row(f"arc: {name}") for name in ("ARC float32", "ARC, members as given"))
+    for row in (ours, given):
+        figure = row and row.figure("robust")
+        assert figure and figure.measured == pytest.approx(100 * direct.robust_accuracy, abs=1e-3)
+
+
+def test_evaluate_judges_points_that_were_found_elsewhere(toy_setup: Setup) -> None:
+    ensemble, images = toy_setup.ensemble(bat("cifar10", "linf")).ensemble, toy_setup.images("cifar10")
+    x, y = images.tensors()
+    ball = Ball("linf", 8 / 255)
+    points = ARC(steps=2)(ensemble, x, y, ball)
+    figure = robust_accuracy(ensemble, Replay(x, points), x, y, ball, None)
+    assert figure.measured == pytest.approx(100 * float(ensemble.expected_accuracy(points, y).mean()), abs=1e-3)
+    with pytest.raises(AttackViolation):
+        robust_accuracy(ensemble, Replay(x, (x + 0.5).clamp(0, 1)), x, y, ball, None)
+
+
+def test_the_demo_becomes_a_row(toy_setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = {"attacks": {"Clean": 0.97, "Tight": 0.24}, "members": [{"alpha": 0.7}, {"alpha": 0.3}], "seconds": 60.0}
+    monkeypatch.setattr(quoted, "_summary", lambda seed: summary)
+    (row,) = measure.measure(ITEMS["demo"], toy_setup, tmp_path, []).rows
+    assert row.row == "seed 0" and row.alpha == (0.7, 0.3) and row.images == 355
+    assert {f.column: f.measured for f in row.figures} == {"Clean": 97.0, "Tight": 24.0}
