@@ -14,7 +14,8 @@ import recarc
 PACKAGE = Path(recarc.__file__).parent
 # Bottom-up: a part may import itself and what stands on an earlier line.
 ORDER = [
-    ["lazy", "errors"],
+    ["errors"],
+    ["lazy"],
     ["atomic", "runtime", "provenance", "inputs"],
     ["zoo", "deployment"],
     ["randomness"],

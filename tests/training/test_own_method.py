@@ -57,7 +57,7 @@ def test_a_method_of_your_own_in_python_and_on_the_command_line(tmp_path: Path, 
     [
         ("own_method:TRADES", False, "training method 'own_method:TRADES' runs its own code: .* add --trust-code"),
         ("no_such_module:TRADES", True, r"cannot be imported \(No module named 'no_such_module'\)"),
-        ("own_method:Trades", True, "cannot be imported .*expected package.module:Class"),
+        ("own_method:Trades", True, "module 'own_method' has no 'Trades'"),
         ("own_method:divergence", True, "is no subclass of recarc.training.Method"),
     ],
 )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recarc.errors import InputError, unknown
+from recarc.lazy import imported
 
 DEFAULT = "tight"
 T = TypeVar("T", bound=type)
@@ -135,13 +136,7 @@ def _imported(name: str, trust_code: bool) -> Any:
     """A class or function of somebody else's module."""
     if not trust_code:
         raise InputError(f"attack {name!r} runs code of that module; add --trust-code if you trust it")
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(import_module(module), attribute)
-    except ImportError as error:
-        raise InputError(f"attack {name!r} cannot be imported ({error}): put its folder on PYTHONPATH") from None
-    except AttributeError:
-        raise InputError(f"attack {name!r}: module {module!r} has no {attribute!r}") from None
+    return imported("attack", name)
 
 
 def label(config: Mapping[str, Any]) -> str:

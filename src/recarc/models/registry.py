@@ -17,10 +17,10 @@ import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from recarc.errors import InputError, unknown
+from recarc.lazy import imported
 from recarc.models import architectures
 
 if TYPE_CHECKING:
@@ -232,15 +232,7 @@ def build_member(spec: Spec) -> nn.Module:
 def _call_factory(spec: FactorySpec) -> nn.Module:
     from torch import nn
 
-    module_name, _, path = spec.factory.partition(":")
-    try:
-        function = reduce(getattr, path.split("."), cast("Any", importlib.import_module(module_name)))
-    except ImportError as error:
-        raise InputError(
-            f"factory {spec.factory!r} cannot be imported ({error}): install it or put its folder on PYTHONPATH"
-        ) from None
-    except AttributeError:
-        raise InputError(f"factory {spec.factory!r}: module {module_name!r} has no {path!r}") from None
+    function = imported("factory", spec.factory)
     try:
         model = function(**spec.kwargs)
     except TypeError as error:

@@ -7,6 +7,7 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from recarc.errors import InputError, unknown
+from recarc.lazy import imported
 
 if TYPE_CHECKING:
     from recarc.training.method import Method
@@ -33,13 +34,7 @@ def _imported(name: str, trust_code: bool) -> Method:
         raise InputError(
             f"training method {name!r} runs its own code: if you trust it, add --trust-code (trust_code=True)"
         )
-    module, _, attribute = name.partition(":")
-    try:
-        method = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InputError(
-            f"training method {name!r} cannot be imported ({error}): expected package.module:Class on PYTHONPATH"
-        ) from None
+    method = imported("training method", name)
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise InputError(f"training method {name!r} is no subclass of recarc.training.Method")
     return method()
