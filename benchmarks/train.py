@@ -43,7 +43,7 @@ from recarc.training.speed_options import SpeedOptions, make_execution
 
 OFF = SpeedOptions(False, False, False, False, False, False, False)
 VARIANTS: dict[str, tuple[SpeedOptions, dict[str, Any], int]] = {
-    # name: switches, recipe changes, members trained at the same time
+    # name: speed options, recipe changes, members trained at the same time
     "recarc, everything off": (OFF, {"attack_mode": "train"}, 1),
     "bf16, channels_last": (replace(OFF, bf16=True, channels_last=True), {"attack_mode": "train"}, 1),
     "+ CUDA graph": (SpeedOptions(fold=False), {"attack_mode": "train"}, 1),

@@ -1,4 +1,4 @@
-"""The README's example and the scripts in examples/ run as they stand."""
+"""The examples of the documents and the scripts in examples/ run as they stand."""
 
 from __future__ import annotations
 
@@ -24,13 +24,31 @@ def run(script: Path, folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def first_code_block() -> str:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    return blocks[0]
+MODELS = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model_1, model_2 = (nn.Sequential(nn.Flatten(), nn.Linear(192, 10)).eval() for _ in range(2))
+x = torch.rand(20, 3, 8, 8)
+y = model_1(x).argmax(1)
+"""
+
+
+def code_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+
+
+def test_the_three_lines_at_the_top_of_the_readme_run(tmp_path: Path) -> None:
+    code = code_blocks()[0]
+    assert len([line for line in code.splitlines() if line.strip()]) == 1 + 3
+    script = tmp_path / "readme.py"
+    script.write_text(MODELS + code)
+    accuracy, floor = re.fullmatch(r"(.*) % \[.*\] (.*)\n", run(script, tmp_path)).groups()  # type: ignore[union-attr]
+    assert 0 <= 100 * float(floor) <= float(accuracy) + 1e-9 <= 100
 
 
 def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
-    code = first_code_block()
+    code = code_blocks()[1]
     assert len([line for line in code.splitlines() if line.strip()]) == 8
     script = tmp_path / "readme.py"
     script.write_text(code)
@@ -39,9 +57,9 @@ def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     assert lines[0].startswith("AdaptivePGD(") and lines[1].startswith("ARC(")
 
 
-def test_every_attack_the_readme_names_can_be_made() -> None:
-    text = (ROOT / "README.md").read_text()
-    table = text[text.index("| here |") : text.index("Two things to know")]
+def test_every_attack_the_documentation_names_can_be_made() -> None:
+    text = (ROOT / "docs" / "attacks.md").read_text()
+    table = text[text.index("| here |") : text.index("Random numbers")]
     calls = [c for c in re.findall(r"`([A-Z]\w+\(.*?\))`", table) if "..." not in c and "attack, n" not in c]
     known = {name: getattr(recarc, name) for name in re.findall(r"\b([A-Z]\w+)\(", " ".join(calls))}
     made = [eval(call, known) for call in calls]
@@ -64,7 +82,14 @@ def test_the_counter_example_is_drawn(tmp_path: Path) -> None:
     assert picture.startswith(b"\x89PNG") and len(picture) > 20_000
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/attacks.md", "docs/other_packages.md"]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_documents_name_files_that_exist(name: str) -> None:
-    for path in re.findall(r"`((?:tests|src|examples|\.ci)/[\w/.]+)`", (ROOT / name).read_text()):
+    text = (ROOT / name).read_text()
+    for path in re.findall(r"`((?:tests|src|examples|\.ci)/[\w/.]+)`", text):
         assert (ROOT / path).exists(), path
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", prose):
+        assert ((ROOT / name).parent / link).exists(), link

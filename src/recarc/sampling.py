@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,14 +52,18 @@ class Samples:
     batch_size: int = 512
     seen: list[Patterns] = field(default_factory=list)
 
+    def batches(self) -> Iterator[tuple[Tensor, Tensor, Ball]]:
+        for start in range(0, len(self.x), self.batch_size):
+            rows = torch.arange(start, min(start + self.batch_size, len(self.x)), device=self.x.device)
+            yield self.x[rows], self.y[rows], self.ball.take(rows)
+
     def patterns(self, ensemble: RandomizedEnsemble, attack: Attack) -> Patterns:
         """Which members the attack fools on each sample."""
         parts = []
-        for start in range(0, len(self.x), self.batch_size):
-            rows = torch.arange(start, min(start + self.batch_size, len(self.x)), device=self.x.device)
-            x_adv = attack(ensemble, self.x[rows], self.y[rows], self.ball.take(rows))
+        for x, y, ball in self.batches():
+            x_adv = attack(ensemble, x, y, ball)
             with frozen(ensemble):
-                parts.append(~ensemble.correct(x_adv, self.y[rows]))
+                parts.append(~ensemble.correct(x_adv, y))
         self.seen.append(torch.cat(parts, 1).cpu().numpy())
         return self.seen[-1]
 
@@ -212,9 +216,8 @@ def two_members(ensemble: RandomizedEnsemble, samples: Samples, attack: Tight | 
         raise InputError(f"the two-member analysis needs an ensemble of 2, this one has {len(ensemble)}")
     even, attack = ensemble.with_alpha([0.5, 0.5]), attack or Tight()
     foolable, together = [], []
-    for start in range(0, len(samples.x), samples.batch_size):
-        rows = torch.arange(start, min(start + samples.batch_size, len(samples.x)), device=samples.x.device)
-        with posed(even, samples.x[rows], samples.y[rows], samples.ball.take(rows)) as problem:
+    for x, y, ball in samples.batches():
+        with posed(even, x, y, ball) as problem:
             outcome = attack.outcome(problem)
             assert outcome.witnesses is not None
             singles = [problem.on_member(i).ensemble.correct(outcome.witnesses[i], problem.y) for i in range(2)]

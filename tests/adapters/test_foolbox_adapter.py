@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small import ALPHA, BALL, HINT, Scaled, models, name_of, problem
+from small import ALPHA, BALL, HINT, OURS, Scaled, models, name_of, problem
 
 from recarc import (
     ARC,
-    AdaptivePGD,
     Attack,
-    Climb,
     InputError,
     RandomAttacker,
     RandomizedEnsemble,
-    Tight,
     WorstOf,
     evaluate,
 )
@@ -28,7 +25,7 @@ def wrapped(bounds: tuple[float, float] = (0, 1), preprocessing: dict | None = N
     return [fb.PyTorchModel(m, bounds=bounds, preprocessing=preprocessing) for m in models()]
 
 
-@pytest.mark.parametrize("ours", [ARC(), AdaptivePGD(steps=5), Climb(steps=10), Tight("quick")], ids=name_of)
+@pytest.mark.parametrize("ours", OURS, ids=name_of)
 def test_our_attacks_return_foolbox_triples(ours: Attack) -> None:
     ensemble, x, y = problem()
     attack = ra.wrap(ours, norm="linf")

@@ -19,6 +19,8 @@ def test_our_attacks_in_torchattacks_style(ours: Attack) -> None:
     atk = ra.wrap(ours, models(), ALPHA, eps=0.1)
     assert isinstance(atk, torchattacks.attack.Attack) and repr(atk).startswith(name_of(ours))
     assert torch.equal(atk(x, y), ours(ensemble, x, y, BALL))
+    atk.eps = 0.02
+    assert float((atk(x, y) - x).abs().max()) <= 0.02 + 1e-6
 
 
 def test_normalised_images_as_torchattacks_users_have_them() -> None:

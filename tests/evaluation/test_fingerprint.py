@@ -19,7 +19,7 @@ from runs import BALL, QUICK, problem, records_of
 from torch import Tensor, nn
 
 from recarc import InputError, RandomizedEnsemble, WorstOf, evaluate
-from recarc.attacks import Attack
+from recarc.attacks import Attack, Problem
 from recarc.evaluation.fingerprint import attack_text, canonical, described, module_hash, undescribed
 from recarc.geometry import Ball
 
@@ -42,16 +42,16 @@ class OwnInit(Attack):
     def __init__(self, by: Any) -> None:
         object.__setattr__(self, "_by", by)
 
-    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
-        return shifted(ensemble, x, y, ball, by=self._by)  # type: ignore[attr-defined]
+    def perturb(self, problem: Problem) -> Tensor:
+        return problem.ball.move(problem.x, torch.full_like(problem.x, self._by))  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
 class Knob(Attack):
     by: float
 
-    def perturb(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
-        return shifted(ensemble, x, y, ball, by=self.by)
+    def perturb(self, problem: Problem) -> Tensor:
+        return problem.ball.move(problem.x, torch.full_like(problem.x, self.by))
 
 
 class Module(nn.Module):
@@ -114,7 +114,7 @@ def test_attacks_are_distinguished_by_their_content(make: Callable[[float], Any]
 CODE = """
 from dataclasses import dataclass
 import torch
-from recarc.attacks import Attack
+from recarc.attacks import Attack, Problem
 
 STEP = 0.01
 
@@ -130,16 +130,16 @@ nothing = lambda ensemble, x, y, ball: x; another = lambda ensemble, x, y, ball:
 class Fields(Attack):
     by: float = 0.01
 
-    def perturb(self, ensemble, x, y, ball):
-        return ball.move(x, torch.full_like(x, self.by))
+    def perturb(self, problem):
+        return problem.ball.move(problem.x, torch.full_like(problem.x, self.by))
 
 class Own(Attack):
     def __init__(self, by=0.01):
         object.__setattr__(self, "by", by)
 
-    def perturb(self, ensemble, x, y, ball):
-        moves = {n: helper(x) for n in ("a", "b") if n in {"a", "c"}}
-        return ball.move(x, self.by / STEP * moves["a"])
+    def perturb(self, problem):
+        moves = {n: helper(problem.x) for n in ("a", "b") if n in {"a", "c"}}
+        return problem.ball.move(problem.x, self.by / STEP * moves["a"])
 
 class Derived(Own):
     pass
@@ -151,9 +151,9 @@ EDITS = {
 }
 
 
-def made_by(code: str, name: str) -> Any:
+def made_by(code: str, name: str, module_name: str = "my_attacks") -> Any:
     """The attack of this name from a module with this code, as another process would import it."""
-    module: dict[str, Any] = {"__name__": "my_attacks"}
+    module: dict[str, Any] = {"__name__": module_name}
     exec(compile(code, "my_attacks.py", "exec", dont_inherit=True), module)
     return module[name]() if isinstance(module[name], type) else module[name]
 
@@ -167,10 +167,16 @@ def test_edited_code_is_another_attack(name: str, old: str, new: str, same: bool
 
 
 def test_edited_methods_and_lambdas_are_other_attacks() -> None:
-    edited = CODE.replace("torch.full_like(x, self.by)", "torch.full_like(x, -self.by)")
+    edited = CODE.replace("torch.full_like(problem.x, self.by)", "torch.full_like(problem.x, -self.by)")
     assert described(made_by(CODE, "Fields")) != described(made_by(edited, "Fields"))
     assert described(WorstOf([made_by(CODE, "Fields")])) != described(WorstOf([made_by(edited, "Fields")]))
     assert described(made_by(CODE, "nothing")) != described(made_by(CODE.replace(": x;", ": -x;"), "nothing"))
+
+
+def test_a_file_of_ones_own_may_be_named_as_one_of_pythons() -> None:
+    edited = CODE.replace("STEP = 0.01", "STEP = 0.02")
+    assert described(made_by(CODE, "function", "test")) != described(made_by(edited, "function", "test"))
+    assert described(logging.getLevelName) == "logging:getLevelName"
 
 
 def test_running_code_does_not_change_it() -> None:
@@ -178,7 +184,7 @@ def test_running_code_does_not_change_it() -> None:
     attack = made_by(CODE, "Own")
     before = described(attack)
     for _ in range(100):  # Python specialises byte code that runs often
-        attack.perturb(ensemble, x, y, BALL)
+        attack.perturb(Problem(ensemble, x, y, BALL))
     assert described(attack) == before
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import recarc
 from oracle import Algorithm2
 from recarc import ARC, PGD, AdaptivePGD, Ball, InputError, RandomizedEnsemble, evaluate
 from recarc.attacks import Attack, AutoPGD, Climb
@@ -143,6 +144,10 @@ def test_the_original_is_left_alone() -> None:
     y, before = labels_of(ensemble, x), photograph(ensemble, x)
     AdaptivePGD(steps=2)(accelerate(ensemble, "bfloat16"), x, y, Ball("l2", 0.2))
     assert_unchanged(before, photograph(ensemble, x))
+
+
+def test_accelerate_is_exported() -> None:
+    assert recarc.accelerate is accelerate
 
 
 def test_callables_vectors_and_empty_batches() -> None:

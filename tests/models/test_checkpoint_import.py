@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recarc.errors import InputError
 from recarc.models import FORMATS, build, import_checkpoint, load_ensemble, read_manifest
-from recarc.models.importers import NORMALISATIONS, Format
+from recarc.models.importers import NORMALISATIONS, CheckpointFormat
 from recarc.models.importers.convert import Wanted, fitting_spec, registry_names
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -350,7 +350,7 @@ def test_the_public_dverge_members_are_right_on_nine_images_in_ten(tmp_path: Pat
 
 def test_a_format_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What CONTRIBUTING promises: importing, its errors and the choice of alpha follow from the entry."""
-    mine = Format(
+    mine = CheckpointFormat(
         "mine", "my own", "this test", architecture="cnn", normalisation="half", uniform=False, aliases=("me",)
     )
     monkeypatch.setitem(FORMATS, mine.name, mine)

@@ -23,8 +23,8 @@ def cross(test_set: tuple[torch.Tensor, torch.Tensor]) -> Callable[[RandomizedEn
     x, y = test_set
 
     def matrix(ensemble: RandomizedEnsemble) -> torch.Tensor:
-        found = [ensemble.correct(PGD(member=i, steps=10)(ensemble, x, y, BALL), y) for i in range(len(ensemble))]
-        return torch.stack([row.double().mean(1) for row in found])
+        rows = [ensemble.correct(PGD(member=i, steps=10)(ensemble, x, y, BALL), y) for i in range(len(ensemble))]
+        return torch.stack([row.double().mean(1) for row in rows])
 
     return matrix
 

@@ -258,11 +258,11 @@ def test_gradients_of_gradients_through_a_folded_copy() -> None:
     whole, folded = (ShadowModels(net, half=False, attack_mode="eval", fold=fold) for fold in (False, True))
     folded.refresh()
     assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in folded.attack.modules())
-    found, expected = (
+    actual, expected = (
         gradient_of_gradient_norm(cast(StepContext, SimpleNamespace(victims=[c.attack])), x, y) for c in (folded, whole)
     )
     assert float(expected.abs().max()) > 0
-    assert torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+    assert torch.allclose(actual, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
 
 
 def test_fusing_says_why_it_is_off_when_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

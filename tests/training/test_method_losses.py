@@ -84,7 +84,7 @@ def test_label_smoothing_mixes_the_uniform_distribution_in(context: StepContext,
         0.8 * ce(logits[b], int(y[b])) + 0.2 / CLASSES * sum(ce(logits[b], c) for c in range(CLASSES))
         for b in range(BATCH)
     )
-    assert float(smooth.loss(logits, y)) == pytest.approx(expected / BATCH, abs=1e-6)
+    assert float(smooth.loss(logits, y).detach()) == pytest.approx(expected / BATCH, abs=1e-6)
 
 
 def test_adp(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
@@ -109,9 +109,9 @@ def test_adp_takes_volumes_in_full_precision() -> None:
     p = torch.softmax(torch.randn(3, 64, 10) * 0.5 + 2 * torch.randn(64, 10), 2)  # three members nearly alike
     v = non_true(p, torch.zeros(64, dtype=torch.int64))
     with torch.autocast("cpu", torch.bfloat16):
-        found = log_volume(v)
+        actual = log_volume(v)
     gram = v.double() @ v.double().transpose(1, 2) + 1e-6 * torch.eye(3)
-    assert torch.allclose(found.double(), torch.logdet(gram), atol=0.05)
+    assert torch.allclose(actual.double(), torch.logdet(gram), atol=0.05)
 
 
 def test_gal(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
@@ -137,15 +137,15 @@ def test_gal_backpropagates_through_each_member_once(
         return back(self, g, x, w, wanted)
 
     monkeypatch.setattr(Shape, "back", noted)
-    logits, found = logits_and_gradients(context, x, y)
+    logits, actual = logits_and_gradients(context, x, y)
     assert visited == [(i, (True, False, False)) for i in range(3)]  # one convolution each, its input alone
     weights = [p for member in context.trained for p in member.parameters()]
-    mine = torch.autograd.grad(logits.sum() + found.square().sum(), weights)
+    mine = torch.autograd.grad(logits.sum() + actual.square().sum(), weights)
     u = x.clone().requires_grad_()
     losses = [torch.nn.functional.cross_entropy(member(u), y, reduction="sum") for member in context.trained]
     plain = torch.stack([torch.autograd.grad(loss, u, create_graph=True)[0].flatten(1) for loss in losses])
     expected = torch.autograd.grad(sum(m(x).sum() for m in context.trained) + plain.square().sum(), weights)
-    assert torch.allclose(found, plain, atol=1e-6)
+    assert torch.allclose(actual, plain, atol=1e-6)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(mine, expected, strict=True))
 
 
@@ -164,13 +164,13 @@ def test_trs(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
 
 def test_trs_finds_points_with_larger_gradients(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
-    found = method_named("trs").perturb(context, x, y)
-    assert float(Ball("linf", 0.1).violation(x, found).max()) < 1e-6
+    x_adv = method_named("trs").perturb(context, x, y)
+    assert float(Ball("linf", 0.1).violation(x, x_adv).max()) < 1e-6
 
     def norms(points: Tensor) -> float:
         return sum(float(sample_gradient(m, points[b], y[b]).norm()) for m in context.trained for b in range(BATCH))
 
-    assert norms(found) > norms(x)
+    assert norms(x_adv) > norms(x)
 
 
 def test_dverge(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
@@ -189,9 +189,9 @@ def test_dverge_distils_the_other_images_features(context: StepContext, batch: t
 
     x, _ = batch
     member, others = context.trained[0], x.roll(1, 0)
-    found = distilled(member, 0, x, others)
-    assert float((found - x).abs().max()) <= 0.07 + 1e-6
-    h = [features(member, member.conv, z) for z in (x, found, others)]  # type: ignore[arg-type]
+    x_adv = distilled(member, 0, x, others)
+    assert float((x_adv - x).abs().max()) <= 0.07 + 1e-6
+    h = [features(member, member.conv, z) for z in (x, x_adv, others)]  # type: ignore[arg-type]
     assert bool((distance(h[1], h[2]) < distance(h[0], h[2])).all())
 
 
@@ -203,8 +203,8 @@ def test_margin_loss_and_mixture(context: StepContext, batch: tuple[Tensor, Tens
         z = context.trained[2](x[b : b + 1])[0]
         expected += ce(z, int(y[b])) + sum(ce(-z, c) for c in range(CLASSES) if c != int(y[b])) / (CLASSES - 1)
         p = sum(a * torch.softmax(f(x[b : b + 1])[0], 0) for a, f in zip((0.5, 0.3, 0.2), context.trained))
-        found = mixture_log_probabilities(one, x[b : b + 1])[0]
-        assert torch.allclose(found, p.log(), atol=1e-5)  # type: ignore[union-attr]
+        actual = mixture_log_probabilities(one, x[b : b + 1])[0]
+        assert torch.allclose(actual, p.log(), atol=1e-5)  # type: ignore[union-attr]
     for name in ("mrboost", "barre"):
         assert total(name, one, x, x, y) == pytest.approx(expected / BATCH, rel=1e-5)
 
@@ -230,10 +230,10 @@ def test_attacks_in_training_stay_in_the_ball_and_raise_the_loss(
     attacked = replace(context, ball=ball, start_noise=u)
     start = x + random_start(ball, x, u)
     assert float(ball.violation(x, start).max()) < 1e-6
-    found = method_named("at").perturb(attacked, x, y)
-    assert float(ball.violation(x, found).max()) < 1e-6
+    x_adv = method_named("at").perturb(attacked, x, y)
+    assert float(ball.violation(x, x_adv).max()) < 1e-6
     loss = torch.nn.functional.cross_entropy
-    assert float(loss(context.trained[0](found), y)) > float(loss(context.trained[0](x), y))
+    assert float(loss(context.trained[0](x_adv), y)) > float(loss(context.trained[0](x), y))
 
 
 def test_bat_attacks_the_fixed_mixture_alone(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
@@ -241,8 +241,8 @@ def test_bat_attacks_the_fixed_mixture_alone(context: StepContext, batch: tuple[
     bat: Method = method_named("bat")
     fixed = replace(context, trained=context.trained[2:], victims=context.victims[2:], fixed=context.trained[:2])
     fixed = replace(fixed, alpha=torch.tensor(bat.training_alpha(2, 1)))
-    found = bat.perturb(fixed, x, y)
+    x_adv = bat.perturb(fixed, x, y)
     other: Callable[[Tensor], Tensor] = Tiny()
-    assert torch.equal(found, bat.perturb(replace(fixed, trained=[other], victims=[other]), x, y))  # type: ignore[list-item]
+    assert torch.equal(x_adv, bat.perturb(replace(fixed, trained=[other], victims=[other]), x, y))  # type: ignore[list-item]
     assert bat.alpha(2) == pytest.approx([0.9, 0.1])
     assert bat.alpha(3) == pytest.approx([0.81, 0.09, 0.1])

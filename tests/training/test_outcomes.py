@@ -33,9 +33,9 @@ def test_bat_gives_a_second_member_strong_on_the_firsts_examples_and_helpless_al
     at: RandomizedEnsemble, cross: Cross
 ) -> None:
     bat = small("bat", epochs=4, start=at)
-    found = cross(bat)
-    assert float(found[0, 1]) > float(found[0, 0]) + 0.1  # on the first's examples the second is the better one
-    assert float(found[1, 1]) < 0.2
+    accuracy = cross(bat)
+    assert float(accuracy[0, 1]) > float(accuracy[0, 0]) + 0.1  # on the first's examples the second is the better one
+    assert float(accuracy[1, 1]) < 0.2
     assert bat.alpha.tolist() == pytest.approx([0.9, 0.1])
     first = bat.members[0].state_dict()  # type: ignore[union-attr]
     assert all(torch.equal(v, first[k]) for k, v in at.members[0].state_dict().items())  # type: ignore[union-attr]
@@ -43,10 +43,10 @@ def test_bat_gives_a_second_member_strong_on_the_firsts_examples_and_helpless_al
 
 def test_iat_is_symmetric_and_its_first_member_is_at(at: RandomizedEnsemble, cross: Cross) -> None:
     iat = small("iat", epochs=4)
-    found = cross(iat)
-    assert abs(float(found[0, 0] - found[1, 1])) < 0.12
-    assert abs(float(found[0, 1] - found[1, 0])) < 0.12
-    assert float(found.diagonal().min()) > 0.45
+    accuracy = cross(iat)
+    assert abs(float(accuracy[0, 0] - accuracy[1, 1])) < 0.12
+    assert abs(float(accuracy[0, 1] - accuracy[1, 0])) < 0.12
+    assert float(accuracy.diagonal().min()) > 0.45
     first = iat.members[0].state_dict()  # type: ignore[union-attr]
     assert all(torch.equal(v, first[k]) for k, v in at.members[0].state_dict().items())  # type: ignore[union-attr]
     assert not torch.equal(first["net.fc.weight"], iat.members[1].state_dict()["net.fc.weight"])  # type: ignore[union-attr]
@@ -86,9 +86,9 @@ def test_diversity_methods_lower_the_transfer(
 def test_boosted_members_are_robust_and_barre_chooses_alpha(cross: Cross, natural: RandomizedEnsemble) -> None:
     settings: dict[str, Any] = {"epochs": 2, "members": 2, "changes": {"validation": 60}}
     mrboost, barre = small("mrboost", **settings), small("barre", **settings)
-    found = cross(mrboost).diagonal()
-    assert float(found[1]) > float(cross(natural).diagonal().max()) + 0.15
-    assert float(found[1]) > float(found[0])  # it started from the first
+    accuracy = cross(mrboost).diagonal()
+    assert float(accuracy[1]) > float(cross(natural).diagonal().max()) + 0.15
+    assert float(accuracy[1]) > float(accuracy[0])  # it started from the first
     for one, other in zip(mrboost.members, barre.members):  # up to the third member the methods differ in alpha alone
         assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters()))  # type: ignore[union-attr]
     assert mrboost.alpha.tolist() == [0.5, 0.5]

@@ -66,7 +66,7 @@ def test_kill_9_and_a_rerun_ends_with_the_same_weights(tmp_path: Path) -> None:
     assert any("resuming at stage 2" in line for line in lines)
     assert not part.exists()
     undisturbed = tmp_path / "undisturbed"
-    small("bat", out=undisturbed, **SETTINGS)
+    small("bat", out=undisturbed, **{**SETTINGS, "checkpoint_minutes": 60.0})
     for i in range(2):
         name = f"member_{i}.safetensors"
         assert (out / name).read_bytes() == (undisturbed / name).read_bytes()

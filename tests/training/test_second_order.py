@@ -49,8 +49,8 @@ def test_a_net_gets_the_same_weight_gradients(arch: str) -> None:
     net, x, y = build(arch, 10, 3, 32).train(), torch.rand(4, 3, 32, 32), torch.arange(4)
     expected = penalised(net, x, y)
     with second_order():
-        found = penalised(net, x, y)
-    for a, b in zip(expected, found, strict=True):
+        actual = penalised(net, x, y)
+    for a, b in zip(expected, actual, strict=True):
         assert float((a - b).norm()) <= 1e-3 * float(a.norm()) + 1e-6
 
 
@@ -59,9 +59,9 @@ def test_autocast_lowers_the_precision_as_without() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         expected = conv(x)
         with second_order():
-            found = conv(x)
-    assert found.dtype == expected.dtype == torch.bfloat16
-    assert torch.allclose(found.float(), expected.float(), atol=0.02)
+            actual = conv(x)
+    assert actual.dtype == expected.dtype == torch.bfloat16
+    assert torch.allclose(actual.float(), expected.float(), atol=0.02)
 
 
 def test_padding_by_name_is_left_alone() -> None:
@@ -91,7 +91,7 @@ def test_a_pass_for_inputs_computes_no_weight_gradients_and_loses_none(monkeypat
 
     monkeypatch.setattr(Shape, "back", noted)
     weights_asked: list[list[bool]] = []
-    expected, found = gradients(nullcontext()), gradients(inputs_only())
+    expected, actual = gradients(nullcontext()), gradients(inputs_only())
     assert weights_asked[0].count(True) == 2 and weights_asked[1] == [False, False]
-    for a, b in zip(expected, found, strict=True):
+    for a, b in zip(expected, actual, strict=True):
         assert torch.equal(a, b)

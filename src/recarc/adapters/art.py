@@ -133,7 +133,7 @@ def _standardisation(classifier: Any) -> tuple[Tensor, Tensor]:
     for step in classifier.preprocessing_operations:
         if not hasattr(step, "mean") or not hasattr(step, "std"):
             raise InputError(
-                f"the ART classifier has the defence {type(step).__name__}; a member is a model without one"
+                f"the ART classifier has the defence {type(step).__name__}; a member must be a model without defences"
             )
         mean, std = (torch.as_tensor(np.asarray(v), dtype=torch.float32) for v in (step.mean, step.std))
     if classifier.postprocessing_defences:

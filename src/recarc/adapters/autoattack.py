@@ -22,8 +22,8 @@ def stage(
 ) -> PeerAttack:
     """AutoAttack against the expected logits, or against one member; `attacks` selects a part of it (version="custom").
 
-    It is not made for randomized models (the expected logits are deterministic) and no substitute for attacks on the
-    expected accuracy; against each member alone it gives a floor.
+    It is meant for deterministic models, which the expected logits are, and is no substitute for attacks on the
+    expected accuracy. Against each member alone it gives a floor.
     """
     package = require("pyautoattack", "autoattack")
     version = "custom" if attacks else version

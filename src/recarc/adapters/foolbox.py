@@ -43,15 +43,15 @@ except ImportError as error:
 class FoolboxMember(nn.Module):
     """A Foolbox model as a member: [0, 1] is mapped to the model's own bounds, its preprocessing stays inside.
 
-    With `own_bounds` it is called in its own bounds, without a look at the inputs.
+    With `own_bounds` it takes inputs in its own bounds, which are not checked.
     """
 
     def __init__(self, fmodel: Any, own_bounds: bool = False) -> None:
         super().__init__()
         _check_model(fmodel)
         self.own_bounds = own_bounds
-        unit = own_bounds or tuple(float(b) for b in fmodel.bounds) == (0.0, 1.0)
-        self.fmodel = fmodel if unit else fmodel.transform_bounds((0, 1))
+        unchanged = own_bounds or tuple(float(b) for b in fmodel.bounds) == (0.0, 1.0)
+        self.fmodel = fmodel if unchanged else fmodel.transform_bounds((0, 1))
         self.net = _module_inside(fmodel)  # so that its mode, device and weights are seen
         mean, std, _ = getattr(fmodel, "_preprocess_args", (None, None, None))
         if not own_bounds and self.net is not None and (mean is not None or std is not None):
@@ -129,7 +129,7 @@ class WrappedAttack(AttackWithDistance):
     def __call__(self, model: Any, inputs: Any, criterion: Any, *, epsilons: Any, **kwargs: Any) -> Any:
         """(raw, clipped, is_adv): two lists over epsilons and (K, N), or single results if epsilons is a number."""
         if kwargs:
-            raise InputError(f"{type(self).__name__} does not take {sorted(kwargs)}; its knobs are those of the attack")
+            raise InputError(f"{type(self).__name__} does not take {sorted(kwargs)}; give knobs to the attack itself")
         rec = model if isinstance(model, EnsembleModel) else EnsembleModel(model)
         x, restore = ep.astensor_(inputs)
         if not isinstance(x, ep.PyTorchTensor):
@@ -192,7 +192,7 @@ def _check_model(fmodel: Any) -> None:
 
 
 def _module_inside(fmodel: Any) -> nn.Module | None:
-    """The torch module that a Foolbox PyTorchModel keeps in a closure, where there is one."""
+    """The torch module that a Foolbox PyTorchModel keeps in a closure, if there is one."""
     cells = getattr(getattr(fmodel, "_model", None), "__closure__", None) or ()
     return next((c.cell_contents for c in cells if isinstance(c.cell_contents, nn.Module)), None)
 

@@ -25,7 +25,6 @@ from recarc.adapters.common import (
     warn_about_probabilities,
 )
 from recarc.attacks.base import Attack
-from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball, Norm
 
@@ -35,7 +34,7 @@ try:
 except ImportError as error:
     raise not_installed("torchattacks", "torchattacks", error) from None
 
-BOX = (0.0, 1.0)  # torchattacks' images, always
+BOX = (0.0, 1.0)  # the range of images in torchattacks
 
 
 def wrap(
@@ -62,7 +61,7 @@ class WrappedAttack(TorchAttack):
         self.wrapped = attack
         self.eps = eps
         self.norm = str(Norm(norm))
-        self.ball = Ball(norm, eps, BOX)
+        Ball(norm, eps, BOX)  # refuses a bad eps now
         self.supported_mode = ["default"]
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -71,10 +70,10 @@ class WrappedAttack(TorchAttack):
         device = self.device or images.device
         rec = self.model
         if self._normalization_applied is False:  # images are in [0, 1] by now, the models expect normalised ones
-            rec = RandomizedEnsemble([_Normalised(m, self.normalize) for m in rec.members], rec.alpha)
+            rec = rec.with_members([_Normalised(m, self.normalize) for m in rec.members])
         images = images.detach().to(device)
         warn_about_probabilities(rec, images)
-        return self.wrapped(rec, images, as_labels(labels).to(device), self.ball)
+        return self.wrapped(rec, images, as_labels(labels).to(device), Ball(self.norm, self.eps, BOX))
 
     def _set_mode_targeted(self, mode: str, quiet: bool) -> None:
         raise InputError(f"{self.attack} has no mode {mode!r}: it lowers the expected accuracy, untargeted")

@@ -13,7 +13,7 @@ from recarc.errors import unknown
 from recarc.losses import loss_named
 
 
-@register("adaptive_pgd", label="AdaptivePGD", help="PGD on the expected loss (the paper's APGD)")
+@register("adaptive_pgd", label="AdaptivePGD", help="the usual test: PGD on the expected loss (the paper's APGD)")
 @dataclass(frozen=True)
 class AdaptivePGD(GradientAttack):
     """The paper's APGD (expectation="loss") and APGD-L (expectation="logits").

@@ -84,6 +84,11 @@ def help(name: str) -> str:
     return _entry(name).help
 
 
+def help_of(label: str) -> str | None:
+    """What the attack that reports call by this label does, in one line."""
+    return next((entry.help for entry in _entries().values() if entry.label == label), None)
+
+
 def attack_class(name: str) -> Any:
     return _entry(name).load()
 

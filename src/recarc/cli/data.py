@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from recarc.cli.options import DataDirOption, JsonOption
 from recarc.cli.output import print_entry, print_json
 
 data = typer.Typer(name="data", help="Image sets: list them, make them ready to use, check them.", no_args_is_help=True)
-DataDir = Annotated[Path | None, typer.Option(help="Folder that holds the files; default: RECARC_DATA.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
 @data.command("list")
-def list_sets(data_dir: DataDir = None, json_: AsJson = False) -> None:
+def list_sets(data_dir: DataDirOption = None, json_: JsonOption = False) -> None:
     """List every named image set, and what to put where if it is missing.
 
     Example: `recarc data list`
@@ -37,8 +35,8 @@ def list_sets(data_dir: DataDir = None, json_: AsJson = False) -> None:
 def get(
     name: Annotated[str, typer.Argument(help="A name from `recarc data list`, or a folder.")],
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
-    data_dir: DataDir = None,
-    json_: AsJson = False,
+    data_dir: DataDirOption = None,
+    json_: JsonOption = False,
 ) -> None:
     """Decode a set into the cache; download it from the Hub if its files are not here.
 
@@ -57,8 +55,8 @@ def get(
 @data.command()
 def check(
     name: Annotated[str, typer.Argument(help="A name from `recarc data list`, or a folder.")],
-    data_dir: DataDir = None,
-    json_: AsJson = False,
+    data_dir: DataDirOption = None,
+    json_: JsonOption = False,
 ) -> None:
     """Verify a set: counts, labels, every image, checksums, statistics. Exit code 1 if anything is wrong.
 

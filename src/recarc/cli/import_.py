@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from recarc.cli.options import numbers
+from recarc.cli.options import JsonOption, numbers
 from recarc.cli.output import print_json
 from recarc.models.importers import FORMATS, NORMALISATIONS
 
@@ -23,7 +23,7 @@ def import_(
     ] = None,
     alpha: Annotated[str | None, typer.Option(help="Sampling probabilities, such as 0.9,0.1, or uniform.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing ensemble folder.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    json_: JsonOption = False,
 ) -> None:
     """Convert a published checkpoint to an ensemble folder. It is read as tensors only; no code in it is run.
 

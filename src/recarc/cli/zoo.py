@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
+from recarc.cli.options import JsonOption
 from recarc.cli.output import print_json
 
 zoo = typer.Typer(name="zoo", help="Trained ensembles that come with the package.", no_args_is_help=True)
 
 
 @zoo.command("list")
-def list_ensembles(
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
-) -> None:
+def list_ensembles(json_: JsonOption = False) -> None:
     """List the ensembles `zoo:NAME`, and the command that trains each ensemble too large to ship.
 
     Example: `recarc zoo list`, then `recarc evaluate zoo:bat-resnet20-linf --data cifar10 --eps 8/255`

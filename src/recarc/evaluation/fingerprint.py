@@ -8,8 +8,10 @@ import json
 import math
 import re
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -23,9 +25,7 @@ from recarc.geometry import Ball
 
 Json = dict[str, Any]
 PLAIN = (bool, int, float, str, type(None))
-VERSIONED = frozenset(
-    {"recarc", "torch", "numpy", *sys.stdlib_module_names}
-)  # identified by name, others by their code
+VERSIONED = ("recarc", "torch", "numpy")  # packages whose version stands for their code, as Python's does for its own
 MOST_OBJECTS, DEEPEST = 2000, 40  # what holds more than this is a web of objects, such as a trainer and its callbacks
 UNDESCRIBED = "undescribed"
 REGISTRIES = frozenset(vars(nn.Module()))
@@ -191,7 +191,19 @@ def _name(value: Any) -> str:
 
 
 def _versioned(value: Any) -> bool:
-    return str(getattr(value, "__module__", None)).partition(".")[0] in VERSIONED
+    """Whether a function or class belongs to a package whose version a run records, so that its name identifies it."""
+    package = str(getattr(value, "__module__", None)).partition(".")[0]
+    return package in VERSIONED or (package in sys.stdlib_module_names and _of_python(package))
+
+
+@cache
+def _of_python(module: str) -> bool:
+    """Whether this is the standard library's, not somebody's own code.py or test.py."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    library = Path(sysconfig.get_path("stdlib"))
+    return module in sys.builtin_module_names or (
+        file is not None and Path(file).is_relative_to(library) and "site-packages" not in file
+    )
 
 
 def _content(cell: Any) -> Any:

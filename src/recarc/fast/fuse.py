@@ -61,8 +61,7 @@ def plain_convolve(
 
 
 class FusedBlock(nn.Module):
-    """Convolutions, each followed by a ReLU; `shortcut` says what is added before the last one: "none", the "input"
-    of the block, or an "other" value."""
+    """Convolutions, each followed by a ReLU; "none", the "input" or an "other" value is added before the last ReLU."""
 
     def __init__(self, convolutions: list[nn.Conv2d], shortcut: str, convolve: Convolve, dtype: torch.dtype) -> None:
         super().__init__()
@@ -147,11 +146,12 @@ class _FusedFunction(torch.autograd.Function):
 
 
 def _forward_taps(weight: Tensor) -> Tensor:
-    """(made, read, size, size) by tap."""
+    """(outputs, inputs, size, size) -> (size * size, inputs, outputs)."""
     return weight.permute(2, 3, 1, 0).flatten(0, 1)
 
 
 def _backward_taps(weight: Tensor) -> Tensor:
+    """(outputs, inputs, size, size) -> (size * size, outputs, inputs)."""
     return weight.permute(2, 3, 0, 1).flatten(0, 1)
 
 

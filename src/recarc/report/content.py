@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from recarc.attacks import registry
 from recarc.errors import InputError
 from recarc.evaluation.fingerprint import eps_text
 from recarc.evaluation.result import Estimate, estimate
 from recarc.evaluation.verdict import Verdict
 from recarc.report.curves import Curve, best_member, curves
 from recarc.report.gallery import Data, Example, pictures
-from recarc.report.labels import ATTACK_OF_STAGE, BEST_MEMBER, DESCRIPTIONS, STAGE_LABELS, numbered, position, role
+from recarc.report.labels import ATTACK_OF_STAGE, BEST_MEMBER, STAGE_LABELS, numbered, position, role
 from recarc.report.rescoring import Rescoring, rescoring
 from recarc.report.runs import Run
 
@@ -158,21 +159,18 @@ def _main(runs: Sequence[Run]) -> Run:
 
 def _rows(main: Run, comparable: list[Run]) -> list[Row]:
     evaluation = main.evaluation
-    attacks = numbered((run.label, run.evaluation.robust) for run in comparable)
-    descriptions = numbered((run.label, DESCRIPTIONS.get(run.label, "an attack")) for run in comparable)
+    attacks = numbered((run.label, (run.evaluation.robust, run.label)) for run in comparable)
     for stage, label in ATTACK_OF_STAGE.items():
         if stage in evaluation.stages:
-            attacks.setdefault(label, evaluation.stage_accuracies[stage])
-            descriptions.setdefault(label, DESCRIPTIONS[label])
-    strongest = min(figure.value for figure in attacks.values())
+            attacks.setdefault(label, (evaluation.stage_accuracies[stage], label))
+    strongest = min(figure.value for figure, _ in attacks.values())
     rows = [Row("Clean", "no attack", evaluation.clean)]
     if evaluation.alone is not None:
         best, figure = best_member(main)
         rows.append(Row(BEST_MEMBER, f"alpha = 1 on member {best + 1}", figure))
-    rows += [
-        Row(name, descriptions[name], attacks[name], 100 * (attacks[name].value - strongest))
-        for name in sorted(attacks, key=position)
-    ]
+    for name in sorted(attacks, key=position):
+        figure, label = attacks[name]
+        rows.append(Row(name, registry.help_of(label) or "an attack", figure, 100 * (figure.value - strongest)))
     if evaluation.floor_scores is not None:
         rows.append(Row("Floor", "as far as attacks on single members can tell", estimate(evaluation.floor_scores)))
     return rows

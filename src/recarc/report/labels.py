@@ -19,15 +19,6 @@ STAGE_LABELS = {
     "restarts": "Climb, restarted",
     "none": "no attack succeeded",
 }
-DESCRIPTIONS = {
-    "PGD": "on one member, drawn at random",
-    "AdaptivePGD": "the usual test: PGD on the expected loss",
-    "ARC": "the paper's attack: member by member",
-    "Tight": "stage after stage, down to the floor",
-    "ARC, corrected": "ARC with the distance that its proof requires",
-    "AutoPGD": "PGD with an adaptive step size",
-    "Climb": "fools one more member at a time",
-}
 # The roles are the colours of the page (templates/page.css) and of the figures (figures.COLOURS).
 ROLES = {
     "Clean": "clean",

@@ -115,17 +115,17 @@ def configure(
     images = data if isinstance(data, ImageSet) else load(data, "train", data_dir=data_dir)
     if ball is not None:
         check_scale(ball, images.shape, confirm)
-    knobs = recipe_for(recipe, chosen.name, images.name, arch).changed(dict(changes))
-    check_sizes(knobs, images)
+    values = recipe_for(recipe, chosen.name, images.name, arch).changed(dict(changes))
+    check_sizes(values, images)
     weights = None if alpha is None else validated_alpha(alpha, count)
-    config = TrainingConfig(chosen, images, arch, ball, knobs, recipe, count, seed, pretrained, weights, arch_options)
+    config = TrainingConfig(chosen, images, arch, ball, values, recipe, count, seed, pretrained, weights, arch_options)
     config.fresh_member(0)
     check_pretrained(pretrained, len(images.classes), saved)
     return config
 
 
 def check_pretrained(members: Sequence[nn.Module], classes: int, saved: bool) -> None:
-    """Pretrained members must have the classes of the data and, if the result is saved, be such that they can be."""
+    """Pretrained members must have the classes of the data and, if the result is saved, be savable themselves."""
     for i, member in enumerate(members):
         known = getattr(getattr(member, "spec", None), "classes", None)
         if known is not None and known != classes:

@@ -37,16 +37,13 @@ class SpeedOptions:
         return [f.name for f in fields(self) if getattr(self, f.name)]
 
 
-ALONE = Group()
-
-
 @dataclass
 class Execution:
     """Where and how steps are executed: device, processes, the speed options in use, and why others are off."""
 
     device: torch.device
     speed: SpeedOptions
-    group: Group = ALONE
+    group: Group = field(default_factory=Group)
     notes: list[str] = field(default_factory=list)
 
     def switch_off(self, option: str, reason: str | None) -> None:

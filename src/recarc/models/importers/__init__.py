@@ -15,7 +15,7 @@ Normalisation = tuple[Sequence[float] | None, Sequence[float] | None]  # mean an
 
 
 @dataclass(frozen=True)
-class Format:
+class CheckpointFormat:
     """A checkpoint format.
 
     `architecture`: the usual one, whose mismatches are listed if nothing fits. `normalisation`: the one that the
@@ -33,7 +33,7 @@ class Format:
 
 _UNTRIED = "synthetic files that follow its public description; no real file was available"
 _FORMATS = (
-    Format(
+    CheckpointFormat(
         "dverge",
         "DVERGE, ADP, GAL and baseline ensembles of the DVERGE code: members under model0.. or model_0.., "
         "weights under model.*, normalisation under normalizer.*",
@@ -41,29 +41,33 @@ _FORMATS = (
         architecture="resnet20",
         aliases=("adp", "gal"),
     ),
-    Format(
+    CheckpointFormat(
         "arc",
         "folders of boosted adversarial training from the ARC code: one state dict per member",
         _UNTRIED,
         architecture="resnet20",
         uniform=False,
     ),
-    Format(
+    CheckpointFormat(
         "barre",
         "BARRE ensembles: one state dict per member, in a folder or under numbered keys, with a learned alpha",
         _UNTRIED,
         architecture="resnet20",
         uniform=False,
     ),
-    Format("trs", "TRS ensembles: a list, a mapping or a folder of state dicts", _UNTRIED, architecture="resnet20"),
-    Format(
+    CheckpointFormat(
+        "trs", "TRS ensembles: a list, a mapping or a folder of state dicts", _UNTRIED, architecture="resnet20"
+    ),
+    CheckpointFormat(
         "robust_overfitting",
         "a state dict of robust_overfitting, whose code normalises CIFAR-10 outside the model",
         _UNTRIED,
         architecture="preact_resnet18",
         normalisation="cifar10",
     ),
-    Format("plain", "one or more plain state dicts of a registered architecture", "models saved by recarc itself"),
+    CheckpointFormat(
+        "plain", "one or more plain state dicts of a registered architecture", "models saved by recarc itself"
+    ),
 )
 FORMATS = {item.name: item for item in _FORMATS}
 
@@ -78,7 +82,7 @@ NORMALISATIONS: dict[str, Normalisation] = {
 }
 
 
-def format_named(name: str) -> Format:
+def format_named(name: str) -> CheckpointFormat:
     by_name = {known: item for item in FORMATS.values() for known in (item.name, *item.aliases)}
     if name not in by_name:
         raise unknown("checkpoint format", name, by_name)

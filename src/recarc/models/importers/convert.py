@@ -15,7 +15,7 @@ import torch
 
 from recarc.errors import InputError
 from recarc.models.classifier import Classifier
-from recarc.models.importers import NORMALISATIONS, Format, Normalisation, format_named, normalisation_named
+from recarc.models.importers import NORMALISATIONS, CheckpointFormat, Normalisation, format_named, normalisation_named
 from recarc.models.importers.reading import Checkpoint, read_checkpoint
 from recarc.models.registry import ModelSpec, build, build_member, check_sizes, names, variants
 from recarc.models.store import check_classes, check_target, save_ensemble
@@ -110,7 +110,7 @@ def _given_normalisation(
 
 
 def _normalisation(
-    kind: Format, given: Normalisation | None, stored: Normalisation | None, source: str
+    kind: CheckpointFormat, given: Normalisation | None, stored: Normalisation | None, source: str
 ) -> Normalisation:
     if stored is not None:
         if given is not None:
@@ -129,7 +129,7 @@ def _normalisation(
 
 
 def _alpha(
-    kind: Format, given: Sequence[float] | str | None, checkpoint: Checkpoint
+    kind: CheckpointFormat, given: Sequence[float] | str | None, checkpoint: Checkpoint
 ) -> tuple[Sequence[float] | None, str]:
     if isinstance(given, str):
         if given != "uniform":

@@ -68,5 +68,5 @@ def gradient_of_gradient_norm(context: StepContext, x: Tensor, y: Tensor) -> Ten
                 loss = cross_entropy(member(x), y).sum()
             (g,) = torch.autograd.grad(loss, x, create_graph=True)
             total = total + g.float().square().sum()
-        (found,) = torch.autograd.grad(total, x)
-    return found.float().nan_to_num(nan=0.0)
+        (gradient,) = torch.autograd.grad(total, x)
+    return gradient.float().nan_to_num(nan=0.0)
