@@ -57,7 +57,7 @@ def test_a_single_module_is_not_a_list_of_members(net: nn.Module) -> None:
 
 @pytest.mark.parametrize("alpha", ["0.9,0.1", [None, 1.0], [[0.9], [0.1, 0.2]]])
 def test_alpha_that_is_no_list_of_numbers(alpha: Any) -> None:
-    with pytest.raises(InputError, match="expected one number a member"):
+    with pytest.raises(InputError, match="expected one number per member"):
         RandomizedEnsemble([mlp(0), mlp(1)], alpha)
 
 
