@@ -30,10 +30,10 @@ from recarc.evaluation.fingerprint import described, module_hash
 from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.result import Estimate, Evaluation, estimate
 from recarc.evaluation.run_folder import RunFolder
-from recarc.fast import TILE, accelerate
+from recarc.fast import accelerate
 from recarc.geometry import Ball
 from recarc.provenance import environment
-from recarc.runtime import COARSE
+from recarc.runtime import COARSE, TILE
 
 FEW = 16  # images; padding so few to a whole tile would cost more than it saves
 

@@ -24,6 +24,7 @@ PRECISIONS = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
+TILE = {"cuda": 1024, "cpu": 256}  # images at once: fills an H200, and a layer's activations stay in its cache
 COARSE = ("tf32", "float16", "bfloat16")  # round more than float32: for the search of an attack, not for judging it
 AUTOCAST = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 TIMEOUT = timedelta(days=30)  # ranks finish hours apart; a dead one closes its connection and is noticed at once

@@ -8,24 +8,24 @@ batch by batch instead. Only `get(name)` and `load(name, download=True)` use the
 library; everything else is local and fails at once with a line that says what to put where.
 """
 
-from recarc.data.catalog import CATALOG, Spec, statistics
-from recarc.data.formats import Format, register
-from recarc.data.imageset import ImageSet
-from recarc.data.loading import load
-from recarc.data.manage import Check, Finding, Row, available, check, get
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CATALOG",
-    "Check",
-    "Finding",
-    "Format",
-    "ImageSet",
-    "Row",
-    "Spec",
-    "available",
-    "check",
-    "get",
-    "load",
-    "register",
-    "statistics",
-]
+from recarc.lazy import attach
+
+if TYPE_CHECKING:
+    from recarc.data.catalog import CATALOG, Spec, statistics
+    from recarc.data.formats import Format, register
+    from recarc.data.imageset import ImageSet
+    from recarc.data.loading import load
+    from recarc.data.manage import Check, Finding, Row, available, check, get
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "catalog": "CATALOG Spec statistics",
+        "formats": "Format register",
+        "imageset": "ImageSet",
+        "loading": "load",
+        "manage": "Check Finding Row available check get",
+    },
+)

@@ -17,10 +17,9 @@ from recarc.evaluation.judge import Judge
 from recarc.evaluation.resume import FirstLogits
 from recarc.evaluation.samples import Samples, TensorSamples
 from recarc.evaluation.tiling import Passes, dtype_of, input_dtype, reproducible, tiled
-from recarc.fast import TILE
 from recarc.geometry import Ball
 from recarc.inputs import check_finite, check_labels
-from recarc.runtime import COARSE, check_precision
+from recarc.runtime import COARSE, TILE, check_precision
 
 FIRST = 16  # samples on which members are tried
 PEERS = ("autoattack", "foolbox", "torchattacks")  # packages with a `stage` in recarc.adapters

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from recarc.ensemble import Member, RandomizedEnsemble
-from recarc.fast import FastMember, accelerate
 from recarc.runtime import COARSE, PRECISIONS, kernel_settings
 
 
@@ -80,6 +79,8 @@ def tiled(
     Accelerated members take tiles of `wide` samples (`tile` by default).
     """
     if precision in COARSE:
+        from recarc.fast import FastMember, accelerate
+
         fast = accelerate(ensemble, precision, tile=wide or tile, one_size=True).members
         return ensemble.with_members(
             [TiledMember(m, None if isinstance(m, FastMember) else tile, passes) for m in fast]

@@ -14,9 +14,8 @@ from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble
 from recarc.errors import InputError, first_line
 from recarc.fast.convert import folded_copy, in_search_precision, is_fully_fused, is_fused
 from recarc.fast.execute import CapturedTile, Executor, PlainTile, channels_last
-from recarc.runtime import COARSE, check_precision
+from recarc.runtime import COARSE, TILE, check_precision
 
-TILE = {"cuda": 1024, "cpu": 256}  # images at once: fills an H200, and a layer's activations stay in its cache
 SMALLEST_CAPTURE = 32  # captured tiles have 32, 64, ... images
 CHECKED_IMAGES, AGREEMENT = 64, 0.05  # fused logits are compared with plain ones; the difference that rounding allows
 SIZES_PER_TILE = 4  # other tiles are padded to a multiple of a quarter on a GPU, so that few sizes occur
