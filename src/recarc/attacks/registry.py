@@ -138,7 +138,8 @@ def _loaded(name: str, trust_code: bool) -> tuple[Entry | None, Any, dict[str, b
     """The entry, if the attack has one; its class, or a user's own object; its knobs, and whether each is required."""
     if ":" not in name:
         entry = _entry(name)
-        return entry, entry.load(), {key: need for key, need in _knobs(entry.load()).items() if key not in entry.fixed}
+        made = entry.load()
+        return entry, made, {key: required for key, required in _knobs(made).items() if key not in entry.fixed}
     if not trust_code:
         raise InputError(f"attack {name!r} runs code of that module; add --trust-code if you trust it")
     made = imported("attack", name)
