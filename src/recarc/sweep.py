@@ -83,10 +83,11 @@ def sweep(
     for value in points:
         rec, its_ball = _problem(ensemble, ball, over, value)
         staged: Evaluation | None = None
+        container: Any = None  # the attack of that run, and those that are exactly its stages
         contained: Mapping[str, Any] = {}
         for name, attack in _staged_first(attacks):
             changed = _with_knob(attack, over, value)
-            if staged is not None and contained.get(name) == changed and not _varies_alone(over, attacks, name):
+            if staged is not None and contained.get(name) == changed and not _varies_alone(over, attack, container):
                 assert staged.path is not None
                 cells.append(Cell(value, name, staged.stage_accuracies[name], staged.path, name))
                 continue
@@ -96,8 +97,8 @@ def sweep(
                 tell(f"{over} {value:g}, {name}")
             result = evaluate(rec, changed, samples, its_ball, out=run, **options)
             cells.append(Cell(value, name, result.robust, run))
-            if result.stages:
-                staged, contained = result, getattr(changed, "plain_stages", dict)()
+            if result.stages and hasattr(changed, "plain_stages"):
+                staged, container, contained = result, attack, changed.plain_stages()
             if result.floor_scores is not None:
                 cells.append(Cell(value, "floor", estimate(result.floor_scores), run, "floor"))
     order = [*attacks, "floor"]
@@ -173,10 +174,9 @@ def _with_knob(attack: Any, over: str, value: float) -> Any:
 
 
 def _staged_first(attacks: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return sorted(attacks.items(), key=lambda item: not hasattr(item[1], "preset"))
+    return sorted(attacks.items(), key=lambda item: not hasattr(item[1], "plain_stages"))
 
 
-def _varies_alone(over: str, attacks: Mapping[str, Any], name: str) -> bool:
+def _varies_alone(over: str, attack: Any, container: Any) -> bool:
     """Whether the sweep changes this attack but not the staged one that contains it."""
-    staged = next(attack for attack in attacks.values() if hasattr(attack, "preset"))
-    return over in ("steps", "planes") and _has(attacks[name], over) and not _has(staged, over)
+    return over in ("steps", "planes") and _has(attack, over) and not _has(container, over)

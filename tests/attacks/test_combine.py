@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,18 +15,26 @@ from recarc import (
     PGD,
     AdaptivePGD,
     Attack,
+    AutoPGD,
     Ball,
     CarliniWagner,
+    Evaluation,
     InputError,
     LinearARC,
     RandomAttacker,
     RandomizedEnsemble,
     Restarts,
+    Tight,
     WorstOf,
+    evaluate,
 )
+from recarc.attacks import Outcome
 from recarc.attacks.problem import Problem, posed
+from recarc.errors import AttackViolation
+from recarc.evaluation import Verdict
 from tiny import Recorder, labels_of, mlp, mlp_ensemble, points
 
+pytestmark = pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
 BALL = Ball("l2", 0.25)
 
 
@@ -178,3 +188,77 @@ def test_outcome_of_a_plain_attack_is_its_point() -> None:
     with posed(ensemble, x, y, BALL) as stated:
         ((probability, u),) = LinearARC().outcome(stated).mixture
     assert probability == 1.0 and torch.equal(u, LinearARC()(ensemble, x, y, BALL))
+
+
+# What a staged attack shows survives being combined
+
+
+def staged(attack: Any, ball: Ball = BALL) -> Evaluation:
+    ensemble = mlp_ensemble(3, [0.2, 0.5, 0.3], seed=4, dtype=torch.float32)
+    x = points(40, 6, seed=4, dtype=torch.float32)
+    return evaluate(ensemble, attack, (x, labels_of(ensemble, x)), ball, progress=False, batch_size=16)
+
+
+def test_restarts_of_a_staged_attack_keep_its_stages_and_its_floor() -> None:
+    tight = Tight("quick", steps=2)
+    once, twice = staged(tight), staged(Restarts(tight, 2))
+    again = staged(replace(tight, seed=1))
+    assert list(twice.stages) == list(once.stages)
+    assert all(np.array_equal(twice.stages[name], once.stages[name]) for name in once.stages)
+    assert np.array_equal(twice.robust_scores, np.minimum(once.robust_scores, again.robust_scores))
+    assert np.array_equal(twice.alone & once.alone, twice.alone), "each run may fool a member that others did not"
+    assert twice.floor_scores is not None and bool((twice.floor_scores <= twice.robust_scores + 1e-12).all())
+    assert Verdict.of(twice).floor == twice.floor
+
+
+@dataclass(frozen=True)
+class Witness(Attack):
+    """Keeps x, and shows where AutoPGD fools one member."""
+
+    member: int = 0
+
+    def perturb(self, problem: Problem) -> Tensor:
+        return problem.x.clone()
+
+    def outcome(self, problem: Problem) -> Outcome:
+        witnesses = torch.stack([problem.x] * len(problem.ensemble))
+        witnesses[self.member] = AutoPGD(self.member, steps=10).run_on(problem)
+        return Outcome([(1.0, problem.x.clone())], witnesses=witnesses)
+
+
+def test_witnesses_come_from_whichever_attack_found_one() -> None:
+    ball = Ball("l2", 0.1)
+    alone = [staged(Witness(i), ball).alone for i in range(2)]
+    both = staged(WorstOf([Witness(0), ARC(steps=1), Witness(1)]), ball)
+    plain = staged(ARC(steps=1), ball)
+    for i in range(2):
+        assert 0 < alone[i][i].sum() < 40
+        assert np.array_equal(both.alone[i], alone[i][i] & (plain.adversarial[0, i] == plain.labels))
+    assert np.array_equal(both.robust_scores, np.minimum(plain.robust_scores, plain.clean_scores))
+
+
+def test_stages_cover_every_sample_wherever_the_staged_attack_stands() -> None:
+    tight = Tight("quick", steps=2)
+    alone, after = staged(tight), staged(WorstOf([AutoPGD(steps=20), tight]))
+    assert all(np.array_equal(after.stages[name], alone.stages[name]) for name in ("clean", "adaptive_pgd", "arc"))
+    assert bool((after.robust_scores <= alone.robust_scores).all()) and after.floor_scores is not None
+
+
+def test_a_function_is_an_attack_too() -> None:
+    def towards_zero(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        (x * torch.ones(1, requires_grad=True)).sum().backward()
+        return ball.move(x, ball.project(-x, x))
+
+    alone, arc = staged(towards_zero), staged(ARC(steps=2))
+    assert np.array_equal(
+        staged(WorstOf([towards_zero, ARC(steps=2)])).robust_scores,
+        np.minimum(np.minimum(alone.robust_scores, arc.robust_scores), arc.clean_scores),
+    )
+    assert staged(WorstOf([towards_zero, Tight("quick", steps=2)])).floor_scores is not None
+    ensemble, x, y = problem(4)
+    with pytest.raises(AttackViolation, match=r"cut returned \(4, 5\) for inputs \(4, 6\); expected the same shape"):
+
+        def cut(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+            return x[:, 1:]
+
+        WorstOf([cut, ARC()])(ensemble, x, y, BALL)

@@ -6,8 +6,10 @@ import dataclasses
 import importlib
 import inspect
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,8 +108,8 @@ def test_a_name_belongs_to_one_class() -> None:
 @pytest.mark.parametrize("name", registry.names())
 def test_what_is_read_from_the_source_is_what_python_registers(name: str) -> None:
     """Names, labels and help are read without importing torch; importing the class must give the same."""
-    made = registry.attack_class(name)
     registered = registry._entries()[name]
+    made = registered.load()
     read = {entry.name: entry for entry in registry._registered_in(Path(inspect.getfile(made)))}
     assert registered == read[name] and registered.label and registered.help
     assert set(registered.fixed) <= {field.name for field in dataclasses.fields(made)}
@@ -128,6 +130,30 @@ def test_what_is_read_from_the_source_is_what_python_registers(name: str) -> Non
 )
 def test_labels(attack: Any, label: str) -> None:
     assert registry.label(described(attack)) == label
+
+
+def test_a_users_class_is_not_labelled_as_the_one_whose_name_it_shares() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Own(ARC):
+        pass
+
+    Own.__name__ = Own.__qualname__ = "ARC"
+    assert registry.label(described(Own())) == "ARC (own code)"
+    Own.__name__ = Own.__qualname__ = "RandomAttacker"
+    assert registry.label({**described(Own()), "attack": described(PGD())}) == "RandomAttacker"
+
+
+def test_a_knob_without_a_default_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Needs(ARC):
+        strength: int = dataclasses.field(kw_only=True)
+
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(Needs=Needs, made=ARC()))
+    with pytest.raises(InputError, match=r"the attack 'mine:Needs' has no default for strength; add --knob strength="):
+        registry.attack_named("mine:Needs", trust_code=True)
+    assert registry.attack_named("mine:Needs", trust_code=True, strength=3) == Needs(strength=3)
+    with pytest.raises(InputError, match="--steps does not apply to the attack 'mine:made'"):
+        registry.attack_named("mine:made", trust_code=True, steps=3)
 
 
 def test_an_unknown_class_is_labelled_by_its_name() -> None:

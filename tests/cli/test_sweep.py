@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,6 +136,14 @@ def test_bad_input_is_refused_before_anything_is_attacked(
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and words in error
     assert not (tmp_path / "s").exists()
+
+
+def test_a_function_can_be_swept(ensemble: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(still=lambda ensemble, x, y, ball: x))
+    command = ["sweep", ensemble, "--over", "eps", "--values", "0.1", *QUICK, "--attack", "mine:still,adaptive_pgd"]
+    assert run(*command, "--out", tmp_path / "s", "--trust-code", "--json") == 0
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert list(point["attacks"]) == ["mine:still", "adaptive_pgd"]
 
 
 def test_eps_is_needed_unless_it_is_swept(ensemble: str, tmp_path: Path, capsys: Any) -> None:

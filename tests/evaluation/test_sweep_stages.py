@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runs import BALL, problem
+from torch import Tensor
 
-from recarc import ARC, AdaptivePGD, Evaluation, Tight, evaluate
+from recarc import ARC, AdaptivePGD, Attack, Evaluation, Tight, evaluate
+from recarc.attacks.base import Outcome, Stage
+from recarc.attacks.problem import Problem
 from recarc.sweep import sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
@@ -45,6 +49,31 @@ def test_the_attacks_that_tight_runs_are_read_off_its_records(tmp_path: Path) ->
         assert cell.estimate.value == evaluate(ensemble, attacks[name], data, BALL, progress=False).robust_accuracy
     swept = sweep(ensemble, attacks, data, BALL, "steps", [1, 2], tmp_path / "steps", progress=False)
     assert {cell.stage for cell in swept.cells if cell.attack == "arc"} == {"arc"}, "steps change both alike"
+
+
+@dataclass(frozen=True)
+class Staged(Attack):
+    """A user's own staged attack: ARC alone."""
+
+    def plain_stages(self) -> dict[str, Attack]:
+        return {"arc": ARC(steps=2)}
+
+    def perturb(self, problem: Problem) -> Tensor:
+        return ARC(steps=2).perturb(problem)
+
+    def outcome(self, problem: Problem) -> Outcome:
+        x_adv = self.perturb(problem)
+        return Outcome([(1.0, x_adv)], [Stage("arc", x_adv, alone=True)])
+
+
+def test_a_users_own_staged_attack_shares_its_stages(tmp_path: Path) -> None:
+    ensemble, data = problem()
+    attacks = {"arc": ARC(steps=2), "own": Staged()}
+    found = sweep(ensemble, attacks, data, BALL, "eps", [0.1], tmp_path / "eps", progress=False)
+    cell = found.at(0.1, "arc")
+    assert cell is not None and cell.stage == "arc"
+    found = sweep(ensemble, attacks, data, BALL, "steps", [1, 2], tmp_path / "steps", progress=False)
+    assert [cell.stage for cell in found.cells if cell.attack == "arc"] == ["", ""], "only arc changes"
 
 
 def test_values_that_agree_in_six_digits_are_two_points(tmp_path: Path) -> None:

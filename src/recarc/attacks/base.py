@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from recarc.attacks.problem import Problem, posed
-from recarc.ensemble import Member, RandomizedEnsemble
+from recarc.ensemble import Member, RandomizedEnsemble, frozen
 from recarc.errors import InputError
 from recarc.geometry import Ball, working_dtype
 
@@ -68,6 +69,16 @@ class Attack(ABC):
     def outcome(self, problem: Problem) -> Outcome:
         """The points that an evaluation judges; attacks with more to show than one x_adv override it."""
         return Outcome([(1.0, self.run_on(problem))])
+
+
+def outcome_of(attack: Any, problem: Problem) -> Outcome:
+    """What an attack hands to the judge: its `outcome`, or the points that a plain callable returns."""
+    if not hasattr(attack, "outcome"):
+        with torch.enable_grad():
+            return Outcome([(1.0, attack(problem.ensemble, problem.x, problem.y, problem.ball))])
+    with frozen(problem.ensemble), torch.no_grad():
+        outcome: Outcome = attack.outcome(problem)
+        return outcome
 
 
 def check_at_least(name: str, value: float, low: float) -> None:

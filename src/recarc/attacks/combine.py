@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import Attack, Outcome, check_count
+from recarc.attacks.base import Attack, Outcome, Stage, check_count, outcome_of
 from recarc.attacks.problem import Best, Problem, posed
 from recarc.ensemble import RandomizedEnsemble
-from recarc.errors import InputError, unknown
+from recarc.errors import AttackViolation, InputError, unknown
 from recarc.geometry import Ball
 from recarc.randomness import sample_keys, uniform
 
@@ -21,10 +21,12 @@ from recarc.randomness import sample_keys, uniform
 class WorstOf(Attack):
     """Per sample the x_adv of lowest expected accuracy, the first on ties; never worse than clean.
 
-    Each attack runs only on the samples that still have something to lose.
+    Each attack, an `Attack` or a callable of (ensemble, x, y, ball), runs only on the samples that still have something
+    to lose. If some of them are staged or show witnesses, so does the outcome: the stages are those of the first
+    staged attack, and a member's witness comes from whichever attack fooled it.
     """
 
-    attacks: Sequence[Attack]
+    attacks: Sequence[Any]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attacks", tuple(self.attacks))
@@ -33,7 +35,8 @@ class WorstOf(Attack):
 
     def check_fit(self, members: int, classes: int, ball: Ball) -> None:
         for attack in self.attacks:
-            attack.check_fit(members, classes, ball)
+            if hasattr(attack, "check_fit"):
+                attack.check_fit(members, classes, ball)
 
     def perturb(self, problem: Problem) -> Tensor:
         best = Best.clean(problem)
@@ -41,8 +44,31 @@ class WorstOf(Attack):
             left = (best.v > 0).nonzero()[:, 0]
             if not len(left):
                 break
-            best.consider(problem, left, attack.perturb(problem.take(left)))
+            best.consider(problem, left, _points(attack, problem.take(left)))
         return best.x_adv
+
+    def outcome(self, problem: Problem) -> Outcome:
+        if not _shows_more(self):
+            return super().outcome(problem)
+        best = Best.clean(problem, witnesses=True)
+        stages: tuple[Stage, ...] = ()
+        witnesses = False
+        for attack in self.attacks:
+            # Stages and witnesses are those of all samples, so the attacks that show them run on all at first.
+            everyone = _shows_more(attack) and not (stages and witnesses)
+            index = (best.v >= 0 if everyone else best.v > 0).nonzero()[:, 0]
+            if not len(index) and not everyone:
+                continue
+            part = problem.take(index)
+            outcome = outcome_of(attack, part) if _shows_more(attack) else Outcome([])
+            x_adv = outcome.mixture[0][1] if len(outcome.mixture) == 1 else _points(attack, part)
+            if len(index):
+                best.consider(problem, index, x_adv)
+            stages = stages or tuple(outcome.stages)
+            if outcome.witnesses is not None:
+                witnesses = True
+                best.keep_witnesses(problem, index, outcome.witnesses)
+        return Outcome([(1.0, best.x_adv)], stages, best.witnesses if witnesses else None)
 
 
 @dataclass(frozen=True)
@@ -76,6 +102,9 @@ class Restarts(Attack):
         attack: Any = self.attack
         stride = getattr(attack, "orders", 1)  # the seeds that one run takes
         return [replace(attack, seed=attack.seed + stride * r) for r in range(self.n)]
+
+    def outcome(self, problem: Problem) -> Outcome:
+        return WorstOf(self.seeded()).outcome(problem) if _shows_more(self) else super().outcome(problem)
 
     def perturb(self, problem: Problem) -> Tensor:
         if self.keep == "accuracy":
@@ -131,3 +160,26 @@ class RandomAttacker(Attack):
         with posed(ensemble, x, y, ball) as problem:
             terms = [p * problem.expected_accuracy(x_adv) for p, x_adv in self.outcome(problem).mixture]
         return torch.stack(terms).sum(0)
+
+
+def _points(attack: Any, problem: Problem) -> Tensor:
+    """The points that an attack or a plain callable returns."""
+    if hasattr(attack, "perturb"):
+        points: Any = attack.perturb(problem)
+        return points
+    points, name = outcome_of(attack, problem).mixture[0][1], getattr(attack, "__name__", type(attack).__name__)
+    if not isinstance(points, Tensor) or points.shape != problem.x.shape:
+        shape = tuple(points.shape) if isinstance(points, Tensor) else type(points).__name__
+        raise AttackViolation(f"{name} returned {shape} for inputs {tuple(problem.x.shape)}; expected the same shape")
+    return points.detach()
+
+
+def _shows_more(attack: Any) -> bool:
+    """Whether the outcome of an attack has stages or witnesses to show, and not just its answer."""
+    if isinstance(attack, WorstOf):
+        return any(map(_shows_more, attack.attacks))
+    if isinstance(attack, Restarts):
+        return attack.keep == "accuracy" and _shows_more(attack.attack)
+    if isinstance(attack, RandomAttacker):
+        return False
+    return hasattr(attack, "outcome") and getattr(type(attack), "outcome", None) is not Attack.outcome

@@ -29,27 +29,28 @@ class Problem:
     ball: Ball
 
     @classmethod
-    def checked(
-        cls, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball, clean_logits: Tensor | None = None
-    ) -> Problem:
-        """Refuse bad data with one clear line, before any attack starts; `clean_logits` where they are known."""
+    def checked(cls, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Problem:
+        """Refuse bad data with one clear line, before any attack starts."""
         check_x(x)
         check_y(y, x)
         device = ensemble.device_of_members()
         if device is not None and (x.device != device or y.device != device):
             raise InputError(f"x is on {x.device}, y on {y.device}, the members on {device}; move them to one device")
-        if not isinstance(ball, Ball):
-            raise InputError(f"ball is a {type(ball).__name__}; expected recarc.Ball(norm, eps)")
+        check_ball(ball)
         check_finite(x)
         ball.check(x)
-        problem = cls(ensemble, x, y.long(), ball)._knowing(clean_logits)
+        problem = cls(ensemble, x, y.long(), ball)
         if len(x):
-            bad = problem.clean_logits.isnan().any(-1)
-            if bool(bad.any()):
-                i = int(bad.any(1).nonzero()[0])
-                raise InputError(f"member {i} gives NaN logits on {int(bad[i].sum())} of {len(x)} clean samples")
+            problem.check_clean_logits()
             check_labels(y, problem.classes)
         return problem
+
+    def check_clean_logits(self) -> None:
+        """Refuse members that give NaN at x."""
+        bad = self.clean_logits.isnan().any(-1)
+        if bool(bad.any()):
+            i = int(bad.any(1).nonzero()[0])
+            raise InputError(f"member {i} gives NaN logits on {int(bad[i].sum())} of {len(self)} clean samples")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -58,13 +59,13 @@ class Problem:
         """The problem of these samples only."""
         logits = self._known_logits
         part = Problem(self.ensemble, self.x[index], self.y[index], self.ball.take(index))
-        return part._knowing(None if logits is None else logits[:, index])
+        return part.with_clean_logits(None if logits is None else logits[:, index])
 
     def on_member(self, i: int) -> Problem:
         """The problem of fooling member i alone."""
         logits = self._known_logits
         part = Problem(RandomizedEnsemble([self.ensemble.members[i]]), self.x, self.y, self.ball)
-        return part._knowing(None if logits is None else logits[i : i + 1])
+        return part.with_clean_logits(None if logits is None else logits[i : i + 1])
 
     @cached_property
     def clean_logits(self) -> Tensor:
@@ -76,7 +77,8 @@ class Problem:
     def _known_logits(self) -> Tensor | None:
         return vars(self).get("clean_logits")
 
-    def _knowing(self, clean_logits: Tensor | None) -> Problem:
+    def with_clean_logits(self, clean_logits: Tensor | None) -> Problem:
+        """This problem, told its clean logits if they are known, so that it need not compute them."""
         if clean_logits is not None:
             vars(self)["clean_logits"] = clean_logits
         return self
@@ -97,6 +99,11 @@ class Problem:
     def expected_accuracy(self, x_adv: Tensor) -> Tensor:
         """L of Eq. (1) at x_adv, (B,) float64."""
         return self.ensemble.expected_accuracy(x_adv, self.y)
+
+
+def check_ball(ball: object) -> None:
+    if not isinstance(ball, Ball):
+        raise InputError(f"ball is a {type(ball).__name__}; expected recarc.Ball(norm, eps)")
 
 
 @contextmanager
@@ -153,6 +160,14 @@ class Best:
         """Offer the points that an attack returned for the samples `index`."""
         wrong = ~problem.ensemble.correct(x_adv, problem.y[index])
         self.offer(index, x_adv, wrong, problem.ensemble.score(~wrong))
+
+    def keep_witnesses(self, problem: Problem, index: Tensor, witnesses: Tensor) -> None:
+        """Another search's witnesses (M, n, ...) of the samples `index`, against members without one so far."""
+        assert self.witnesses is not None
+        moved = (witnesses != problem.x[index]).flatten(2).any(2)
+        member, row = (moved & ~self.ever_wrong[:, index]).nonzero(as_tuple=True)
+        self.witnesses[member, index[row]] = witnesses[member, row].to(self.witnesses.dtype)
+        self.ever_wrong[member, index[row]] = True
 
     def take(self, index: Tensor) -> Best:
         """A copy for these samples only."""

@@ -10,8 +10,9 @@ class MyAttack(Attack):
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -90,10 +91,6 @@ def help_of(label: str) -> str | None:
     return next((entry.help for entry in _entries().values() if entry.label == label), None)
 
 
-def attack_class(name: str) -> Any:
-    return _entry(name).load()
-
-
 def _entry(name: str) -> Entry:
     if name == "apgd":
         raise InputError("APGD has two meanings: adaptive_pgd is the paper's, autopgd that of Croce and Hein")
@@ -104,16 +101,20 @@ def _entry(name: str) -> Entry:
 
 def attack_named(name: str, restarts: int = 1, *, trust_code: bool = False, **knobs: Any) -> Any:
     """The attack of this name, or of a user's own `package.module:Class`, with these knobs (None: its default)."""
-    entry = None if ":" in name else _entry(name)
-    made = _imported(name, trust_code) if entry is None else entry.load()
-    fixed = {} if entry is None else entry.fixed
-    known = {f.name for f in fields(made)} - set(fixed) if is_dataclass(made) else set()
+    if restarts < 1:
+        raise InputError(f"--restarts is {restarts}; it must be a whole number of at least 1")
+    entry, made, known = _loaded(name, trust_code)
     chosen = {key: value for key, value in knobs.items() if value is not None}
-    for key in chosen.keys() - known:
+    for key in chosen.keys() - known.keys():
         option = "--" + key.replace("_", "-")
-        raise InputError(f"{option} does not apply to the attack {name!r}; leave it out (it has {_listed(known)})")
+        listed = ", ".join(sorted(known)) or "no knobs"
+        raise InputError(f"{option} does not apply to the attack {name!r}; leave it out (it has {listed})")
+    for key in known:
+        if known[key] and key not in chosen:
+            raise InputError(f"the attack {name!r} has no default for {key}; add --knob {key}=...")
     if restarts > 1 and "random_init" in known:
         chosen["random_init"] = True
+    fixed = {} if entry is None else entry.fixed
     attack = made(**fixed, **chosen) if isinstance(made, type) else made
     if entry is not None and entry.random_member:
         if restarts != 1:
@@ -128,31 +129,60 @@ def attack_named(name: str, restarts: int = 1, *, trust_code: bool = False, **kn
     return attack
 
 
-def _listed(knobs: set[str]) -> str:
-    return ", ".join(sorted(knobs)) or "no knobs"
+def knobs_of(name: str, trust_code: bool = False) -> set[str]:
+    """The names of the knobs that `attack_named` takes for this attack."""
+    return set(_loaded(name, trust_code)[2])
 
 
-def _imported(name: str, trust_code: bool) -> Any:
-    """A class or function of somebody else's module."""
+def _loaded(name: str, trust_code: bool) -> tuple[Entry | None, Any, dict[str, bool]]:
+    """The entry, if the attack has one; its class, or a user's own object; its knobs, and whether each is required."""
+    if ":" not in name:
+        entry = _entry(name)
+        made = entry.load()
+        return entry, made, {key: required for key, required in _knobs(made).items() if key not in entry.fixed}
     if not trust_code:
         raise InputError(f"attack {name!r} runs code of that module; add --trust-code if you trust it")
-    return imported("attack", name)
+    made = imported("attack", name)
+    return None, made, _knobs(made)
+
+
+def _knobs(made: Any) -> dict[str, bool]:
+    """The arguments of a class, and whether each is required; what is already made, such as a function, has none."""
+    if not isinstance(made, type):
+        return {}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    arguments = inspect.signature(made).parameters.values()
+    return {a.name: a.default is a.empty for a in arguments if a.kind in named}
 
 
 def label(config: Mapping[str, Any]) -> str:
     """What a report calls an attack, from the configuration that a run recorded of it."""
     kind, inner = str(config.get("class", "attack")), config.get("attack")
-    if kind == "Restarts" and isinstance(inner, Mapping):
+    if kind == "Restarts" and isinstance(inner, Mapping) and _ours(config):
         return f"{label(inner)}, {config.get('n')} restarts"
-    if kind == "RandomAttacker" and isinstance(inner, Mapping):
-        drawn = next((e for e in _entries().values() if e.random_member and e.cls == inner.get("class")), None)
+    if kind == "RandomAttacker" and isinstance(inner, Mapping) and _ours(config):
+        drawn = next((e for e in _of_class(inner) if e.random_member), None)
         return drawn.label if drawn else f"{label({**inner, 'member': None})} on a random member"
-    fits = [e for e in _entries().values() if e.cls == kind and not e.random_member and _fits(e.fixed, config)]
+    fits = [e for e in _of_class(config) if not e.random_member and _fits(e.fixed, config)]
     best = max(fits, key=lambda e: len(e.fixed), default=None)
     text = kind if best is None else best.label
+    if best is None and not _ours(config) and any(kind in (e.cls, e.label) for e in _entries().values()):
+        text = f"{kind} (own code)"  # a user's class with the name of one of these
     if isinstance(config.get("member"), int) and (best is None or "member" not in best.fixed):
         text += f" on member {config['member'] + 1}"
     return f"{text} on logits" if config.get("expectation") == "logits" else text
+
+
+def _ours(config: Mapping[str, Any]) -> bool:
+    """Whether the class belongs to this package: a run records the code of every other class."""
+    return "class_code" not in config
+
+
+def _of_class(config: Mapping[str, Any]) -> list[Entry]:
+    """The entries of the class that a run recorded."""
+    own = __name__.partition(".")[0]
+    named = (e for e in _entries().values() if e.cls == config.get("class"))
+    return [e for e in named if (e.module.partition(".")[0] == own) == _ours(config)]
 
 
 def _fits(fixed: Mapping[str, Any], config: Mapping[str, Any]) -> bool:

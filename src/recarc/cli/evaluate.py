@@ -11,6 +11,7 @@ from recarc.attacks.registry import DEFAULT, attack_named, names
 from recarc.cli import options
 from recarc.cli.options import assignments, number, numbers, size
 from recarc.cli.output import print_evaluation, print_json, print_note, summary
+from recarc.errors import InputError
 
 if TYPE_CHECKING:
     from recarc.geometry import Ball
@@ -67,8 +68,12 @@ def evaluate(
         "loss": loss,
         "random_init": random_init,
         "seed": seed,
-        **assignments("--knob", "NAME=VALUE", knob or []),
     }
+    for name, value in assignments("--knob", "NAME=VALUE", knob or []).items():
+        if knobs.get(name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise InputError(f"{option} and --knob {name}={value} set the same knob; leave one of them out")
+        knobs[name] = value
     radius, valid = number("--eps", eps), options.box(box)
     batch, shard = size("--batch-size", batch_size), size("--shard-size", shard_size)
     probabilities = None if alpha is None else numbers("--alpha", alpha)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recarc.attacks.registry import attack_named
+from recarc.attacks.registry import attack_named, knobs_of
 from recarc.cli import options
 from recarc.cli.options import number, numbers
 from recarc.cli.output import percent, print_json, print_note, print_table
@@ -81,8 +81,7 @@ def sweep(
 
 def with_its_knobs(name: str, knobs: dict[str, Any], trust_code: bool) -> Any:
     """The attack of this name with those of the knobs that it has."""
-    plain = attack_named(name, trust_code=trust_code)
-    known = {f.name for f in fields(getattr(plain, "attack", plain))}
+    known = knobs_of(name, trust_code)
     return attack_named(name, trust_code=trust_code, **{key: value for key, value in knobs.items() if key in known})
 
 

@@ -16,6 +16,8 @@ from torch import Tensor
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble, frozen
 from recarc.errors import InputError, RunError
 from recarc.evaluation import checks
+from recarc.evaluation.attack import run_attack
+from recarc.evaluation.judge import judge
 from recarc.evaluation.prepare import Prepared, Settings, prepare
 from recarc.evaluation.progress import Progress, Shard, notify, progress_bar
 from recarc.evaluation.records import Records, joined
@@ -105,8 +107,8 @@ class _Run:
             return
         blind: list[int] = []
         if todo:
-            x, y = self.prepared.batch(np.arange(min(checks.PROBE, folder.samples)))
-            blind = checks.check_members(self.prepared.members, x.float(), y, self.prepared.ball)
+            first = self.prepared.problem(np.arange(min(checks.PROBE, folder.samples)))
+            blind = checks.check_members(first.ensemble, first.x, first.y, self.prepared.ball)
         folder.record_warnings(warned, blind)
         notify(self.callbacks, "run_started", self.prepared.config, folder.samples, len(todo))
 
@@ -137,9 +139,9 @@ class _Run:
             rows = index[start : start + self.batch_size]
             before = Passes(passes.forward, passes.backward)
             try:
-                x, y = self.prepared.batch(rows)
-                ball = self.prepared.ball.take(torch.from_numpy(rows))
-                records, inputs = self.prepared.judge.batch(x, y, ball, rows)
+                problem = self.prepared.problem(rows)
+                attacked = run_attack(self.prepared.attacker, problem)
+                records, inputs = judge(problem, attacked, rows)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not _out_of_memory(error):
                     raise

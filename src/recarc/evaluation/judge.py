@@ -1,4 +1,4 @@
-"""Judge one batch: run the attack, then believe nothing but the points it returned.
+"""Judge one batch: believe nothing but the points that the attack returned.
 
 Every point that the attack kept (its answer, where its stages ended, a witness for each member that it claims to have
 fooled) is checked against ball and box and predicted in float32 by the judge's own members. All that is recorded
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,96 +18,51 @@ from torch import Tensor
 from recarc.attacks.base import Outcome, Stage
 from recarc.attacks.polish import polished
 from recarc.attacks.problem import Best, Problem
-from recarc.ensemble import RandomizedEnsemble, frozen
+from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import AttackViolation, InputError
+from recarc.evaluation.attack import Attacked
 from recarc.evaluation.records import CLEAN, Records
 from recarc.geometry import Ball
 
 
-@dataclass(frozen=True)
-class Judge:
-    """`members` decide what is right; `attacked` is the same ensemble as the attack may call it."""
+def judge(problem: Problem, attacked: Attacked, index: np.ndarray) -> tuple[Records, list[Tensor]]:
+    """Records of the samples `index` of a problem, and the adversarial inputs (J of (B, ...), float32).
 
-    members: RandomizedEnsemble
-    attacked: RandomizedEnsemble
-    attack: Any
-    dtype: torch.dtype
-    coarse: bool = False  # whether `attacked` rounds more than `members`
+    Samples that were not attacked keep their clean input.
+    """
+    y, clean, outcome, samples = problem.y, problem.clean_predictions, attacked.outcome, attacked.samples
+    judged = _Judged(problem.take(samples), attacked, index[samples.cpu().numpy()])
+    if outcome.stages:
+        final, stages, decided = judged.best_of(outcome)
+    else:
+        final, stages, decided = judged.points([x_adv for _, x_adv in outcome.mixture]), {}, None
+    alone = None if outcome.witnesses is None else judged.withstood(outcome.witnesses)
 
-    @property
-    def name(self) -> str:
-        return getattr(self.attack, "__name__", type(self.attack).__name__)
+    def filled(default: Tensor, value: Tensor) -> Tensor:
+        """`value` on the samples that were attacked, `default` on the others."""
+        return default.index_copy(-1, samples, value.to(default.dtype))
 
-    def batch(self, x: Tensor, y: Tensor, ball: Ball, index: np.ndarray) -> tuple[Records, list[Tensor]]:
-        """Records of these samples, and the adversarial inputs (J of (B, ...), float32).
-
-        Samples on which a member's clean logits are NaN are not handed to the attack: they keep their clean input,
-        where the NaN member counts as wrong.
-        """
-        batch = Problem(self.members, x.float(), y, ball)
-        clean = batch.clean_predictions
-        healthy = (clean >= 0).all(0).nonzero()[:, 0]
-        problem = batch.take(healthy)
-        searched = self._searched(problem)
-        outcome = self._outcome(searched)
-        judged = _Judged(self, problem, searched, index[healthy.cpu().numpy()])
-        if outcome.stages:
-            final, stages, decided = judged.best_of(outcome)
-        else:
-            final, stages, decided = judged.points([x_adv for _, x_adv in outcome.mixture]), {}, None
-        alone = None if outcome.witnesses is None else judged.withstood(outcome.witnesses)
-
-        def filled(default: Tensor, value: Tensor) -> Tensor:
-            """`value` on the samples that were attacked, `default` on the others."""
-            return default.index_copy(-1, healthy, value.to(default.dtype))
-
-        inputs = [batch.x.index_copy(0, healthy, x_adv) for x_adv, _ in final]
-        norms = [ball.norm.norm(_wide(x_adv) - _wide(batch.x)) for x_adv in inputs]
-        records = Records(
-            index=index,
-            labels=_int16(y),
-            clean=_int16(clean),
-            adversarial=_int16(torch.stack([filled(clean, labels) for _, labels in final])),
-            norms=torch.stack(norms).cpu().numpy().astype(np.float32),
-            weights=np.array([p for p, _ in outcome.mixture], dtype=np.float64),
-            stages={name: _int16(filled(clean, labels)) for name, labels in stages.items()},
-            alone=None if alone is None else filled(clean == y, alone).cpu().numpy(),
-            decided_by=None if decided is None else _int16(filled(torch.full_like(y, -1), decided)),
-        )
-        return records, inputs
-
-    def _searched(self, problem: Problem) -> Problem:
-        """A copy of the problem for the attack, with the judge's clean logits where both compute them alike."""
-        pairs = zip(self.members.members, self.attacked.members, strict=True)
-        alike = self.dtype == problem.x.dtype and all(_inner(ours) is _inner(theirs) for ours, theirs in pairs)
-        clean_logits = problem.clean_logits if alike else None
-        x, y = problem.x.to(self.dtype, copy=True), problem.y.clone()
-        return Problem.checked(self.attacked, x, y, problem.ball, clean_logits)
-
-    def _outcome(self, problem: Problem) -> Outcome:
-        if not hasattr(self.attack, "outcome"):
-            return Outcome([(1.0, self.attack(problem.ensemble, problem.x, problem.y, problem.ball))])
-        with frozen(problem.ensemble), torch.no_grad():
-            outcome: Outcome = self.attack.outcome(problem)
-        weights = [float(p) for p, _ in outcome.mixture]
-        if not weights or min(weights) < 0 or abs(sum(weights) - 1) > 1e-9:
-            raise AttackViolation(f"{self.name} returned a mixture with probabilities {weights}; they must sum to 1")
-        names = [CLEAN, *(stage.name for stage in outcome.stages)]
-        if len(set(names)) < len(names):
-            raise AttackViolation(f"{self.name} returned stages {names[1:]}; names must be unique, other than clean")
-        if outcome.stages and len(weights) > 1:
-            raise AttackViolation(f"{self.name} returned stages with {len(weights)} answers; they need a single one")
-        if outcome.witnesses is not None and len(outcome.witnesses) != len(self.members):
-            count = len(outcome.witnesses)
-            raise AttackViolation(f"{self.name} returned {count} witnesses for {len(self.members)} members; one each")
-        return outcome
+    inputs = [problem.x.index_copy(0, samples, x_adv) for x_adv, _ in final]
+    norms = [problem.ball.norm.norm(_wide(x_adv) - _wide(problem.x)) for x_adv in inputs]
+    records = Records(
+        index=index,
+        labels=_int16(y),
+        clean=_int16(clean),
+        adversarial=_int16(torch.stack([filled(clean, labels) for _, labels in final])),
+        norms=torch.stack(norms).cpu().numpy().astype(np.float32),
+        weights=np.array([p for p, _ in outcome.mixture], dtype=np.float64),
+        stages={name: _int16(filled(clean, labels)) for name, labels in stages.items()},
+        alone=None if alone is None else filled(clean == y, alone).cpu().numpy(),
+        decided_by=None if decided is None else _int16(filled(torch.full_like(y, -1), decided)),
+    )
+    return records, inputs
 
 
 class _Judged:
-    """The verdict on the points of one batch; equal points of a sample are predicted once."""
+    """The points of one batch as they count; equal points of a sample are predicted once."""
 
-    def __init__(self, judge: Judge, problem: Problem, searched: Problem, index: np.ndarray) -> None:
-        self.judge, self.problem, self.searched, self.index = judge, problem, searched, index
+    def __init__(self, problem: Problem, attacked: Attacked, index: np.ndarray) -> None:
+        self.problem, self.attacked, self.index = problem, attacked, index
         self.fooled = problem.clean_predictions != problem.y  # (M, B) at any point so far
 
     def points(self, returned: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
@@ -118,7 +72,7 @@ class _Judged:
         everyone = torch.arange(given.shape[1], device=given.device)
         first = entries[:, None].repeat(1, given.shape[1])  # the first entry that is the same point
         # A coarse search may take x itself for fooled: then x, returned, is polished like any point, unlike entry 0.
-        earliest = 1 if self.judge.coarse else 0
+        earliest = 1 if self.attacked.coarse else 0
         for k in range(earliest + 1, len(given)):
             for j in reversed(range(earliest, k)):
                 first[k] = torch.where((given[k] == given[j]).flatten(1).all(1), j, first[k])
@@ -129,7 +83,7 @@ class _Judged:
         entry, row = new.nonzero(as_tuple=True)
         if len(row):
             part, points = self.problem.take(row), given[entry, row]
-            x_adv[entry, row], answers = self._predicted(part, self.searched.ensemble, points, row)
+            x_adv[entry, row], answers = self._predicted(part, self.attacked.problem.ensemble, points, row)
             labels[entry, :, row] = answers.T
         self.fooled |= (labels != self.problem.y).any(0)
         return [(x_adv[same, everyone], labels[same, :, everyone].T) for same in first[1:]]
@@ -163,12 +117,12 @@ class _Judged:
         for i, witness in enumerate(witnesses):
             given = self._checked(witness)
             claimed = (given != self.problem.x).flatten(1).any(1)
-            if self.judge.coarse:
-                claimed |= self.searched.clean_predictions[i] != y
+            if self.attacked.coarse:
+                claimed |= self.attacked.problem.clean_predictions[i] != y
             index = (claimed & ~self.fooled[i]).nonzero()[:, 0]
             if len(index):
                 part = self.problem.take(index).on_member(i)
-                _, labels = self._predicted(part, self.searched.on_member(i).ensemble, given[index], index)
+                _, labels = self._predicted(part, self.attacked.problem.on_member(i).ensemble, given[index], index)
                 self.fooled[i, index] = labels[0] != part.y
         return ~self.fooled
 
@@ -177,7 +131,7 @@ class _Judged:
     ) -> tuple[Tensor, Tensor]:
         """The points, polished where a coarse search rounded too much, and the labels there."""
         labels = part.ensemble.predictions(x_adv)
-        if not self.judge.coarse:
+        if not self.attacked.coarse:
             return x_adv, labels
         moved = polished(part, searched, x_adv, labels != part.y)
         changed = (moved != x_adv).flatten(1).any(1).nonzero()[:, 0]
@@ -192,7 +146,7 @@ class _Judged:
         if not isinstance(returned, Tensor) or returned.shape != x.shape or not returned.is_floating_point():
             kind = f"{tuple(returned.shape)}, {returned.dtype}" if isinstance(returned, Tensor) else type(returned)
             raise AttackViolation(
-                f"{self.judge.name} returned {kind} for inputs {tuple(x.shape)}; expected the same shape"
+                f"{self.attacked.name} returned {kind} for inputs {tuple(x.shape)}; expected the same shape"
             )
         x_adv = returned.detach().float()
         self._check(x, x_adv, self.problem.ball, torch.arange(len(x)))
@@ -202,7 +156,7 @@ class _Judged:
         """Finite, inside ball and box: in float64."""
         if not len(x):
             return
-        name, rows = self.judge.name, self.index[index.cpu().numpy()]
+        name, rows = self.attacked.name, self.index[index.cpu().numpy()]
         broken = ~torch.isfinite(x_adv.flatten(1)).all(1)
         if bool(broken.any()):
             raise AttackViolation(f"{name} returned NaN or infinity on sample {rows[int(broken.nonzero()[0])]}")
@@ -234,11 +188,6 @@ def tolerance(x: Tensor, ball: Ball) -> Tensor:
 def _wide(x: Tensor) -> Tensor:
     """float64, on the host where the device has none."""
     return (x.cpu() if x.device.type == "mps" else x).double()
-
-
-def _inner(member: Any) -> Any:
-    """The user's model inside a tiled member."""
-    return getattr(member, "member", member)
 
 
 def _int16(labels: Tensor) -> np.ndarray:

@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recarc.attacks.problem import Problem, check_ball
 from recarc.ensemble import RandomizedEnsemble, check_logits, untouched
 from recarc.errors import InputError, first_line
+from recarc.evaluation.attack import Attacker
 from recarc.evaluation.fingerprint import Json, configuration
-from recarc.evaluation.judge import Judge
 from recarc.evaluation.resume import FirstLogits
 from recarc.evaluation.samples import Samples, TensorSamples
 from recarc.evaluation.tiling import Passes, dtype_of, input_dtype, reproducible, tiled
 from recarc.geometry import Ball
-from recarc.inputs import check_finite, check_labels
+from recarc.inputs import check_finite, check_labels, check_x, check_y
 from recarc.runtime import COARSE, TILE, check_precision
 
 FIRST = 16  # samples on which members are tried
@@ -44,7 +45,7 @@ class Prepared:
     samples: Samples
     ball: Ball
     members: RandomizedEnsemble  # tiled, in their own precision
-    judge: Judge
+    attacker: Attacker
     passes: Passes  # of the attack
     device: torch.device
     classes: int
@@ -53,13 +54,16 @@ class Prepared:
     config: Json
     first_logits: FirstLogits
 
-    def batch(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of these samples, checked, on the members' device."""
+    def problem(self, rows: np.ndarray) -> Problem:
+        """The problem of these samples, checked, in float32 on the members' device."""
         x, y = self.samples.batch(rows)
+        check_x(x)
+        check_y(y, x)
         check_finite(x, int(rows[0]))
-        self.ball.take(torch.from_numpy(rows)).check(x)
+        ball = self.ball.take(torch.from_numpy(rows))
+        ball.check(x)
         check_labels(y, self.classes)
-        return x.to(self.device), y.to(self.device)
+        return Problem(self.members, x.to(self.device).float(), y.to(self.device).long(), ball)
 
 
 def prepare(
@@ -71,7 +75,8 @@ def prepare(
     precision = settings.precision
     shard = _size("shard_size", settings.shard_size, saved.get("shard_size", default_shard(device, x)))
     tile = _size("tile", settings.tile, saved.get("tile", default_tile(device, x)))
-    check_ball(ball, len(samples))
+    check_ball(ball)
+    _check_radii(ball, len(samples))
     if precision is not None:
         check_precision(precision, device)
     check_attack(attack)
@@ -92,7 +97,7 @@ def prepare(
         samples=samples,
         ball=ball,
         members=members,
-        judge=Judge(members, attacked, attack, input_dtype(precision), coarse),
+        attacker=Attacker(attack, attacked, input_dtype(precision), coarse),
         passes=passes,
         device=device,
         classes=logits.shape[-1],
@@ -162,9 +167,7 @@ def _takes_four(attack: Any) -> bool:
     return True
 
 
-def check_ball(ball: Any, count: int) -> None:
-    if not isinstance(ball, Ball):
-        raise InputError(f"ball is a {type(ball).__name__}; expected recarc.Ball(norm, eps)")
+def _check_radii(ball: Ball, count: int) -> None:
     if isinstance(ball.eps, Tensor) and len(ball.eps) != count:
         raise InputError(f"eps has {len(ball.eps)} values for {count} samples; give one per sample, or a single number")
 
