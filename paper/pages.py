@@ -38,8 +38,8 @@ strong, they count as equal within 0.5 points on the images they were run on.
 Below each table, every row names the commit that measured it, and the command as of that commit. Rows whose command is
 `recarc reproduce` or a script of `benchmarks/` were measured before the redesign that turned both into `python -m
 paper`: their floors were taken from the search's own precision, while floors measured since then are judged in float32.
-Alpha is chosen in the precision of the search, then and now. The same attack may end slightly higher or lower at another
-commit: ARC with all 9 planes is in table1 and, measured later, in table5-cifar10.
+Alpha is chosen in the precision of the search, then and now. The same attack may end slightly higher or lower at
+another commit: ARC with all 9 planes is in table1 and, measured later, in table5-cifar10.
 """
 SPEED_HEAD = """# Performance
 
