@@ -177,7 +177,13 @@ def _list(folder: Path, recipe: str, data_dir: Path | None, as_json: bool) -> No
     entries: list[dict[str, Any]] = []
     measured = gathered(folder)
     for name, item in ITEMS.items():
-        done = [row.row for found in measured[name] for row in found.rows]
+        found = [row.row for result in measured[name] for row in result.rows]
+        partial = [
+            row.name
+            for row in item.rows
+            for result in measured[name]
+            if (known := result.row(row.name)) is not None and not row.is_complete(known)
+        ]
         entries.append(
             {
                 "item": name,
@@ -186,7 +192,8 @@ def _list(folder: Path, recipe: str, data_dir: Path | None, as_json: bool) -> No
                 "rows": parts_of(item),
                 "ensembles": [ensemble.name for ensemble in item.ensembles],
                 "cost": costs.shown(item, recipe),
-                "measured": done,
+                "measured": [row for row in found if row not in partial],
+                "measured_in_part": partial,
             }
         )
     if as_json:
@@ -196,6 +203,9 @@ def _list(folder: Path, recipe: str, data_dir: Path | None, as_json: bool) -> No
     for entry in entries:
         data = ", ".join(f"{name} {state}" for name, state in entry["data"].items())
         count = f"{len(entry['measured'])} of {len(entry['rows']) or len(entry['measured']) or 1} rows measured"
+        if entry["measured_in_part"]:
+            lacking = len(entry["measured_in_part"])
+            count += f" ({lacking} {'lacks' if lacking == 1 else 'lack'} some columns)"
         if ITEMS[entry["item"]].page == "performance":
             machines = [found.rows[0].hardware for found in measured[entry["item"]]]
             count = f"measured on {' and '.join(machines)}" if machines else "not measured"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,10 +31,15 @@ accuracy below which no attack can push the ensemble as long as its members alon
 on each of them suggests. How the members were trained is said below each table: the recipe `fast`, even more so with
 fewer epochs than its own, is not the paper's training, so compare differences between columns rather than columns with
 the paper. Every accuracy on images comes from `recarc.evaluate`: attacks may search in a faster precision than float32,
-but what they find is judged in float32, while floor and alpha rest on what the search itself saw. Claims that one
-figure is below another by so many points (BAT, AT, IAT, ARC against APGD) are judged by the 95 % intervals and may
-remain open; where a claim says that two attacks are equally strong, they count as equal within 0.5 points on the images
-they were run on. Commands are quoted as they were run; what was `recarc reproduce` then is `python -m paper` now.
+but what they find is judged in float32. Claims that one figure is below another by so many points (BAT, AT, IAT, ARC
+against APGD) are judged by the 95 % intervals and may remain open; where a claim says that two attacks are equally
+strong, they count as equal within 0.5 points on the images they were run on.
+
+Below each table, every row names the commit that measured it, and the command as of that commit. Rows whose command is
+`recarc reproduce` or a script of `benchmarks/` were measured before the redesign that turned both into `python -m
+paper`: their floors were taken from the search's own precision, while floors measured since then are judged in float32.
+Alpha is chosen in the precision of the search, then and now. The same attack may end slightly higher or lower at
+another commit: ARC with all 9 planes is in table1 and, measured later, in table5-cifar10.
 """
 SPEED_HEAD = """# Performance
 
@@ -53,8 +59,9 @@ The baseline is Algorithm 2 batch-vectorised the obvious way (`paper/bench/basel
 member, M^2 + 2M forward passes per iteration, every sample to the end.
 
 Benchmarks time the attack alone; accuracies come from `recarc.evaluate`, which judges in float32. Where no evaluation
-of the same attack on the same images exists, the cell is empty. Commands are quoted as they were run; the scripts of
-`benchmarks/` are the items `bench-...` of `python -m paper` now.
+of the same attack on the same images exists, the cell is empty. Every row names the commit that measured it, and the
+command as of that commit: a script of `benchmarks/` means that it was measured before these scripts became the items
+`bench-...` of `python -m paper`.
 """
 HEADS = {"results": RESULTS_HEAD, "performance": SPEED_HEAD}
 
@@ -179,7 +186,7 @@ HEADLINE: dict[str, list[tuple[str, str, float | None]]] = {
 
 
 def headline(measured: Measured) -> str:
-    """AdaptivePGD, ARC, tight and floor of the ensembles that the README begins with."""
+    """AdaptivePGD, ARC, tight and floor of the ensembles that the README begins with, and how each was measured."""
     cells = []
     for label, places in HEADLINE.items():
         for name, row_name, x in places:
@@ -187,10 +194,24 @@ def headline(measured: Measured) -> str:
             figures = [row.figure(column, x) for column in ("APGD", "ARC", "tight", "floor")] if row else [None]
             if row is not None and None not in figures:
                 apgd, arc, tight, floor = (f"{f.measured:.2f}" for f in figures if isinstance(f, Figure))
-                cells.append([label, str(row.images), apgd, arc, f"**{tight}**", floor])
+                cells.append([label, str(row.images), _preset(row), apgd, arc, f"**{tight}**", floor])
                 break
-    header = ["CIFAR-10, ResNet-20 members", "test images", "AdaptivePGD", "ARC", "**tight**", "floor"]
+    header = [
+        "CIFAR-10, ResNet-20 members",
+        "test images",
+        "preset of tight",
+        "AdaptivePGD",
+        "ARC",
+        "**tight**",
+        "floor",
+    ]
     return Grid("", header, cells).markdown()
+
+
+def _preset(row: RowResult) -> str:
+    """The effort of the tight attack, from the attack that the row recorded."""
+    found = re.search(r"preset='(\w+)'", row.attacks.get("tight", ""))
+    return found[1] if found else "not recorded"
 
 
 def costs_table(measured: Measured) -> str:

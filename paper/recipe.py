@@ -100,6 +100,12 @@ class Row:
     def ball(self, eps: str | None = None) -> Ball:
         return Ball(self.norm, radius(eps or self.eps))
 
+    def is_complete(self, result: RowResult) -> bool:
+        """Whether a result has every column of this row; of a sweep, some points may still be missing."""
+        expected = {r.column for m in self.measurements for r in m.readings if r.what != "cross"}
+        expected |= {difference.column for difference in self.differences}
+        return expected <= {figure.column for figure in result.figures}
+
 
 Measure = Callable[["Setup", Path, "list[str]"], "Iterator[RowResult]"]  # setup, results folder, parts
 

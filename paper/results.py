@@ -140,7 +140,8 @@ def hardware_of(device: torch.device) -> str:
     """The GPU, or the CPU and how many threads of it are used."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return f"{torch.get_num_threads()} CPU threads ({_cpu_name()}), torch {torch.__version__}"
+    threads = torch.get_num_threads()
+    return f"{threads} CPU thread{'s' * (threads > 1)} ({_cpu_name()}), torch {torch.__version__}"
 
 
 def _cpu_name() -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import recarc
+from recarc.attacks import registry
 
 ROOT = Path(__file__).parent.parent
 PERCENT = re.compile(r"(\d+\.\d)%")
@@ -64,6 +65,14 @@ def test_every_attack_the_documentation_names_can_be_made() -> None:
     known = {name: getattr(recarc, name) for name in re.findall(r"\b([A-Z]\w+)\(", " ".join(calls))}
     made = [eval(call, known) for call in calls]
     assert len(made) >= 10 and all(isinstance(attack, recarc.Attack) for attack in made)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_every_attack_is_public_and_documented(name: str) -> None:
+    attack = type(registry.attack_named(name))
+    assert attack.__name__ in recarc.attacks.__all__ and attack.__name__ in recarc.__all__
+    assert f"`{attack.__name__}(" in (ROOT / "docs" / "attacks.md").read_text()
+    assert f"::: {attack.__module__}.{attack.__name__}\n" in (ROOT / "docs" / "api.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["own_models", "own_norm"])

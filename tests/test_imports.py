@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +18,12 @@ ORDER = [
     ["errors"],
     ["lazy"],
     ["atomic", "runtime", "provenance", "inputs"],
-    ["zoo", "deployment"],
+    ["data", "zoo", "deployment"],
     ["randomness"],
     ["losses"],
     ["geometry"],
     ["ensemble"],
-    ["data", "models"],
+    ["models"],
     ["fast"],
     ["attacks"],
     ["exact"],
@@ -61,7 +62,7 @@ MODULES = sorted(p for p in PACKAGE.rglob("*.py") if part_of(p) not in ("__init_
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_follow_the_way_of_the_data(path: Path) -> None:
     part = part_of(path)
-    assert part in LEVEL, f"{part} has no place in the order: add it to ORDER and to CONTRIBUTING.md"
+    assert part in LEVEL, f"{part} has no place in the order: add it to ORDER and to the code map of CONTRIBUTING.md"
     for other in imported_parts(ast.parse(path.read_text())) - {part}:
         if other in ("__version__",):
             continue
@@ -69,6 +70,14 @@ def test_imports_follow_the_way_of_the_data(path: Path) -> None:
         assert LEVEL[other] < LEVEL[part], f"{part} may not import {other}"
         assert other in ONLY.get(part, LEVEL), f"{part} may import only {sorted(ONLY[part])}, not {other}"
         assert other != "training" or part in USERS_OF_TRAINING, f"{part} may not use training"
+
+
+def test_the_code_map_shows_this_order() -> None:
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    block = re.search(r"### Who may import whom\n.*?```\n(.*?)```", text, flags=re.DOTALL)
+    assert block is not None
+    assert [line.split() for line in block[1].splitlines()] == ORDER
+    assert {name for line in ORDER for name in line} <= set(re.findall(r"`(\w+)/?`", text)), "not in the table"
 
 
 def test_the_check_sees_every_spelling() -> None:

@@ -16,6 +16,7 @@ from paper import results
 from paper.results import Figure, RowResult, hardware_of
 from paper.setup import Setup
 from recarc import Attack, Ball, RandomizedEnsemble, evaluate
+from recarc.evaluation.tiling import Passes, TiledMember
 from recarc.provenance import commit
 from recarc.runtime import kernel_settings
 
@@ -56,35 +57,10 @@ def measured_row(setup: Setup, item: str, part: str, name: str, figures: list[Fi
     )
 
 
-@dataclass
-class Passes:
-    """Images that went through members."""
-
-    forward: int = 0
-    backward: int = 0
-
-
-class Counted(nn.Module):
-    """A member that counts the images it is given."""
-
-    def __init__(self, member: Callable[[Tensor], Tensor], passes: Passes) -> None:
-        super().__init__()
-        self.member, self.passes = member, passes
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.passes.forward += len(x)
-        logits = self.member(x)
-        if logits.requires_grad:
-            logits.register_hook(lambda _: self._count_backward(len(x)))
-        return logits
-
-    def _count_backward(self, count: int) -> None:
-        self.passes.backward += count
-
-
 def counted(ensemble: RandomizedEnsemble) -> tuple[RandomizedEnsemble, Passes]:
+    """The same ensemble, counting the images that go through its members."""
     passes = Passes()
-    return RandomizedEnsemble([Counted(m, passes) for m in ensemble.members], ensemble.alpha), passes
+    return ensemble.with_members([TiledMember(m, None, passes) for m in ensemble.members]), passes
 
 
 @dataclass(frozen=True)

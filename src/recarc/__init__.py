@@ -28,16 +28,4 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "attacks": "ARC PGD AdaptivePGD Attack AutoPGD CarliniWagner Climb LinearARC"
-        " RandomAttacker Restarts Tight WorstOf",
-        "ensemble": "RandomizedEnsemble",
-        "errors": "InputError",
-        "evaluation": "Evaluation Verdict evaluate",
-        "fast": "accelerate",
-        "geometry": "Ball Norm",
-        "models": "load_ensemble save_ensemble",
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import ast
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from recarc.errors import InputError
 
 
-def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package; `homes`: its modules, each with the names that live there.
+def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package: what its `__init__.py` imports under `if TYPE_CHECKING:`.
 
-    Imported on first use, so that `recarc --help` does not wait for torch.
+    Those names are imported on first use, so that `recarc --help` does not wait for torch.
 
-    >>> __getattr__, __dir__, __all__ = attach(__name__, {"geometry": "Ball Norm"})     # doctest: +SKIP
+    >>> if TYPE_CHECKING:                                               # doctest: +SKIP
+    ...     from recarc.geometry import Ball, Norm
+    >>> __getattr__, __dir__, __all__ = attach(__name__)                # doctest: +SKIP
     """
-    home_of = {name: home for home, names in homes.items() for name in names.split()}
+    home_of = _imports_for_type_checkers(Path(sys.modules[package].__file__ or ""))
 
     def get(name: str) -> Any:
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{home_of[name]}"), name)
+        value = getattr(import_module(home_of[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
     return get, lambda: sorted({*vars(sys.modules[package]), *home_of}), sorted(home_of)
+
+
+def _imports_for_type_checkers(file: Path) -> dict[str, str]:
+    """Each name imported under `if TYPE_CHECKING:` in a source file, and the module it comes from."""
+    blocks = (node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.If))
+    imports = (line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom))
+    return {name.name: str(line.module) for line in imports for name in line.names}
 
 
 def imported(kind: str, name: str) -> Any:

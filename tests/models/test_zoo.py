@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paper.zoo import add, training_commands
 from recarc import RandomizedEnsemble, load_ensemble, save_ensemble, zoo
 from recarc.cli.app import run
 from recarc.errors import InputError
@@ -24,9 +25,11 @@ def own_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source = save_ensemble(pair, tmp_path / "pair", made_by={"method": "bat", "machine": {"device": "a CPU"}})
     home = tmp_path / "zoo"
     home.mkdir()
+    add(source, "tiny", "a tiny pair", "bat-digits-cnn-linf", "fast", home)
+    index = json.loads((home / "index.json").read_text())
+    assert index["recipes"] == training_commands()
     recipes = {"bat-digits-cnn-linf": "train it", "bat-cifar10-vgg16-l2": "python -m paper table1 --train-only"}
-    (home / "index.json").write_text(json.dumps({"format": 1, "ensembles": [], "recipes": recipes}))
-    zoo.add(source, "tiny", "a tiny pair", "bat-digits-cnn-linf", "fast", home)
+    (home / "index.json").write_text(json.dumps({**index, "recipes": recipes}))
     monkeypatch.setattr(zoo, "HOME", home)
     return home
 
@@ -79,8 +82,8 @@ def test_unknown_names_and_a_damaged_index(own_zoo: Path) -> None:
 
 
 def test_adding_again_replaces(own_zoo: Path, tmp_path: Path) -> None:
-    zoo.add(tmp_path / "pair", "tiny", "another title", "m", "paper", own_zoo)
-    zoo.add(tmp_path / "pair", "also", "b", "m", "paper", own_zoo)
+    add(tmp_path / "pair", "tiny", "another title", "m", "paper", own_zoo)
+    add(tmp_path / "pair", "also", "b", "m", "paper", own_zoo)
     assert [(e.name, e.recipe) for e in zoo.entries()] == [("also", "paper"), ("tiny", "paper")]
 
 
@@ -92,9 +95,9 @@ def test_nothing_is_copied_out_of_the_zoo(weights: str, own_zoo: Path, tmp_path:
     (evil / "ensemble.json").write_text(json.dumps({"members": [{"weights": weights}]}))
     before = sorted(own_zoo.rglob("*"))
     with pytest.raises(InputError, match="would lie outside the zoo"):
-        zoo.add(evil, "new", "t", "m", "r", own_zoo)
+        add(evil, "new", "t", "m", "r", own_zoo)
     with pytest.raises(InputError, match="would lie outside the zoo"):
-        zoo.add(tmp_path / "pair", "../new", "t", "m", "r", own_zoo)
+        add(tmp_path / "pair", "../new", "t", "m", "r", own_zoo)
     assert sorted(own_zoo.rglob("*")) == before
 
 

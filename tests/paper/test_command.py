@@ -13,6 +13,7 @@ from paper import measure, queue
 from paper.__main__ import main
 from paper.items import ITEMS, ensembles
 from paper.measure import ItemRun
+from paper.results import Figure, RowResult, add_row
 from paper.setup import HERE, Setup
 from recarc import PGD, CarliniWagner, RandomizedEnsemble, evaluate, load_ensemble, save_ensemble
 from recarc.attacks import RandomAttacker
@@ -196,6 +197,25 @@ def test_the_list_shows_data_cost_and_state(
     assert "2 of 2 rows measured" in capsys.readouterr().out
     assert main(["--render", "--results", str(tmp_path / "results"), "--docs", str(tmp_path / "docs")]) == 0
     assert "## figure2" in (tmp_path / "docs" / "results.md").read_text()
+
+
+def test_a_row_that_lacks_columns_does_not_count_as_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row, *_), seconds = ITEMS["tight"].rows, (Figure("ARC seconds", 1.0), Figure("tight seconds", 9.0))
+    order = [row.name]
+    add_row(tmp_path, "tight", "", RowResult(row.name, seconds, images=10000), order)
+    words = ["--list", "--results", str(tmp_path)]
+    assert main([*words, "--json"]) == 0
+    entry = next(e for e in json.loads(capsys.readouterr().out)["items"] if e["item"] == "tight")
+    assert entry["measured"] == [] and entry["measured_in_part"] == [row.name]
+    assert main(words) == 0
+    assert "0 of 5 rows measured (1 lacks some columns)" in " ".join(capsys.readouterr().out.split())
+    rest = tuple(Figure(r.column, 50.0) for m in row.measurements for r in m.readings)
+    add_row(tmp_path, "tight", "", RowResult(row.name, rest, images=10000), order)
+    assert main([*words, "--json"]) == 0
+    entry = next(e for e in json.loads(capsys.readouterr().out)["items"] if e["item"] == "tight")
+    assert entry["measured"] == [row.name] and entry["measured_in_part"] == []
 
 
 def test_the_queue_lists_what_was_done_and_what_is_open(

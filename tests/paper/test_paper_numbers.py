@@ -8,6 +8,7 @@ from paper.costs import shown
 from paper.items import ITEMS, command_for, ensembles, item_named, rows_of, tables
 from paper.recipe import Measurement, radius
 from paper.settings import bat, budget
+from paper.zoo import training_commands
 from recarc import ARC, Tight, zoo
 from recarc.errors import InputError
 
@@ -79,7 +80,7 @@ def test_what_the_zoo_ships_is_what_recipes_make() -> None:
 
 def test_the_zoo_lists_the_command_of_every_ensemble() -> None:
     """`recarc zoo list` cannot import the paper, so its index repeats the commands."""
-    assert zoo.recipes() == {made.name: command_for(made) for made in ensembles() if not made.package}
+    assert zoo.recipes() == training_commands()
 
 
 def test_unknown_items_and_rows_are_named() -> None:

@@ -16,6 +16,7 @@ from paper.items.figures import IAT_GAIN
 from paper.pages import costs_table, fill, gathered, headline, page, render
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import grids
+from recarc import Tight
 from recarc.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -135,10 +136,15 @@ def test_intervals_can_leave_a_claim_open() -> None:
         return one("table1", replace(plain, figures=(*plain.figures, gap)))
 
     found = [judge(measured(*case))[0].verdict for case in ((12, 2), (9, 2), (7, 2), (4, 2))]
-    assert found == ["confirmed", "not decided on so few images", "not decided on so few images", "refuted"]
+    assert found == [
+        "confirmed",
+        "undecided: the intervals overlap the limit",
+        "undecided: the intervals overlap the limit",
+        "refuted",
+    ]
     ends = [Figure("ARC", value, (value - 3, value + 3), x=x) for x, value in ((1, 51.4), (8, 54.2))]
     sweep = RowResult("M", tuple(ends), 100, axis="M")
-    assert judge(one("figure10", sweep))[5].verdict == "not decided on so few images"
+    assert judge(one("figure10", sweep))[5].verdict == "undecided: the intervals overlap the limit"
     paired = Figure(IAT_GAIN, 2.8, (2.7, 2.9), unit="points")
     assert judge(one("figure10", replace(sweep, figures=(*ends, paired))))[5].verdict == "confirmed"
 
@@ -171,7 +177,7 @@ def test_every_radius_and_row_is_asked_whether_arc_wins() -> None:
         return replace(row(f"{arc}"), figures=pair, ensemble=f"{arc}")
 
     vague, clear, well = figures(12, 2), figures(11.5, 0.1), replace(figures(5, 0.1), ensemble="11.5")
-    assert judge(one("figure9", vague))[8].verdict == "not decided on so few images"
+    assert judge(one("figure9", vague))[8].verdict == "undecided: the intervals overlap the limit"
     assert judge(one("figure9", vague, clear))[8].verdict == "refuted"
     judged = judge({**one("figure9", well), **one("figure4", clear)})[8]
     assert judged.verdict == "refuted" and "ARC 11.50 and APGD 10.00" in judged.evidence[0]
@@ -255,13 +261,17 @@ def test_the_readme_quotes_evaluations_and_prefers_the_item_made_for_it() -> Non
         return {name: measured.get(name, []) for name in ITEMS}
 
     usual = row("resnet20-linf", images=50, APGD=60, ARC=39, tight=37, floor=36)
+    usual = replace(usual, attacks={"tight": repr(Tight("standard"))})
     timed_only = row("bat-linf-0.9", **{"ARC seconds": 7.0})
     lines = headline(found(table1=usual, tight=timed_only)).splitlines()
-    assert lines[2:] == ["| BAT pair, Linf 8/255, alpha (0.9, 0.1) | 50 | 60.00 | 39.00 | **37.00** | 36.00 |"]
+    assert lines[2:] == [
+        "| BAT pair, Linf 8/255, alpha (0.9, 0.1) | 50 | standard | 60.00 | 39.00 | **37.00** | 36.00 |"
+    ]
     better = row("bat-linf-0.9", images=90, APGD=61, ARC=38, tight=36, floor=35)
-    assert "| 90 | 61.00 |" in headline(found(table1=usual, tight=better))
+    assert "| 90 | not recorded | 61.00 |" in headline(found(table1=usual, tight=better))
     swept = row("linf", axis="alpha", **{"APGD_0.5": 36, "ARC_0.5": 22, "tight_0.5": 21, "floor_0.5": 20})
-    assert "alpha (0.5, 0.5) | 100 | 36.00 | 22.00 | **21.00** | 20.00 |" in headline(found(figure7=swept))
+    swept = replace(swept, attacks={"tight": repr(Tight("quick"))})
+    assert "alpha (0.5, 0.5) | 100 | quick | 36.00 | 22.00 | **21.00** | 20.00 |" in headline(found(figure7=swept))
 
 
 def test_the_documents_agree_with_the_results(tmp_path: Path) -> None:

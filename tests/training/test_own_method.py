@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from small_training import small
 from recarc import InputError
 from recarc.cli.app import run as command_line
 from recarc.models.store import load_ensemble
-from recarc.training import method_named, names
+from recarc.training import Recipe, method_named, names, recipe_for, recipes
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parents[1] / "docs" / "training.md"
@@ -50,6 +51,17 @@ def test_a_method_of_your_own_in_python_and_on_the_command_line(tmp_path: Path, 
     assert made["method"] == "trades" and set(made["curve"]["member 1"]["epochs"][0]["loss"]) == {"ce", "kl"}
     for a, b in zip(ensemble.members[0].parameters(), load_ensemble(out).members[0].parameters()):  # type: ignore[union-attr]
         assert torch.equal(a, b)
+
+
+def test_a_method_brings_its_hyper_parameters() -> None:
+    class Gentle(TRADES):
+        def recipe(self, base: Recipe, name: str, data: str) -> Recipe:
+            assert (name, data) == ("fast", "digits")
+            return replace(base, lr=base.lr / 10)
+
+    assert recipe_for("fast", TRADES(), "digits", "cnn") == recipe_for("fast", "at", "digits", "cnn")
+    assert recipe_for("fast", Gentle(), "digits", "cnn").lr == recipe_for("fast", "at", "digits", "cnn").lr / 10
+    assert "method ==" not in Path(recipes.__file__).read_text(), "a method's hyper-parameters live with the method"
 
 
 @pytest.mark.parametrize(

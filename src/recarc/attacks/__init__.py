@@ -17,19 +17,4 @@ if TYPE_CHECKING:
     from recarc.attacks.problem import Best, Problem
     from recarc.attacks.tight import Tight
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "adaptive_pgd": "AdaptivePGD",
-        "arc": "ARC",
-        "autopgd": "AutoPGD",
-        "base": "Attack Outcome Stage",
-        "carlini_wagner": "CarliniWagner",
-        "climb": "Climb",
-        "combine": "RandomAttacker Restarts WorstOf",
-        "linear_arc": "LinearARC",
-        "pgd": "PGD",
-        "problem": "Best Problem",
-        "tight": "Tight",
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

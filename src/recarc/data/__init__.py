@@ -19,13 +19,4 @@ if TYPE_CHECKING:
     from recarc.data.loading import load
     from recarc.data.manage import Check, Finding, Row, available, check, get
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "catalog": "CATALOG Spec statistics",
-        "formats": "Format register",
-        "imageset": "ImageSet",
-        "loading": "load",
-        "manage": "Check Finding Row available check get",
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

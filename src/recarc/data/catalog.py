@@ -50,6 +50,9 @@ class Spec:
     label_column: str = "label"
     mean: tuple[float, ...] | None = None  # per channel, of the train split
     std: tuple[float, ...] | None = None
+    crop: bool = True  # while training, at random after padding
+    # Paper: flips for all sets. Here: not for digits and house numbers, whose mirror images mean something else.
+    flip: bool = False
     levels: int = 255  # the stored value that means 1.0
     streamed: bool = False  # decoded batch by batch, not into the cache
     embedded: bool = False  # comes with an installed package
@@ -82,6 +85,7 @@ _SPECS = (
         embedded=True,
         mean=(0.3057,),
         std=(0.3765,),
+        crop=False,
         levels=16,
         fingerprints={
             "train": "8dffbe92999ef5363ca06cb845b875709cc31bf9b9a8721c229e6db0cc6b1c45",
@@ -113,6 +117,7 @@ _SPECS = (
         hub_config="fashion_mnist",
         mean=(0.2860,),
         std=(0.3530,),
+        flip=True,
         fingerprints={
             "train": "fff75c78a163cd0344ab4c89a58a860aadc9c121a0c243399717736d16c654af",
             "test": "c9392d71ffca82ffb756d902adb0ce719b25b15d883945cc492e904ac0a24c23",
@@ -129,6 +134,7 @@ _SPECS = (
         hub_config="plain_text",
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
+        flip=True,
         fingerprints={
             "train": "0f245f9ae37db853d7e32d3c1c0ab28518740b42dc838bdbc178a4c14c082f12",
             "test": "b877d7dc5468b6f50608dfae314778dbcdca8bd8f24d9e3a6b8b0277ea7c6680",
@@ -146,6 +152,7 @@ _SPECS = (
         label_column="fine_label",
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
+        flip=True,
     ),
     Spec(
         name="svhn",
@@ -170,6 +177,7 @@ _SPECS = (
         hub="ILSVRC/imagenet-1k",
         mean=(0.485, 0.456, 0.406),
         std=(0.229, 0.224, 0.225),
+        flip=True,
         streamed=True,
     ),
 )

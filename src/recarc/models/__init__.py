@@ -12,12 +12,4 @@ if TYPE_CHECKING:
     from recarc.models.registry import FactorySpec, ModelSpec, build, from_factory, names, register, with_factory
     from recarc.models.store import Manifest, MemberFile, load_ensemble, read_manifest, save_ensemble
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "importers": "FORMATS",
-        "importers.convert": "Imported import_checkpoint",
-        "registry": "FactorySpec ModelSpec build from_factory names register with_factory",
-        "store": "Manifest MemberFile load_ensemble read_manifest save_ensemble",
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -14,14 +14,4 @@ if TYPE_CHECKING:
     from recarc.training.run import train
     from recarc.training.speed_options import SpeedOptions
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "checkpoint": "Interrupted TrainingError",
-        "speed_options": "SpeedOptions",
-        "method": "LossTerms Method Stage StepContext",
-        "methods": "method_named names",
-        "recipes": "Recipe recipe_for",
-        "run": "train",
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

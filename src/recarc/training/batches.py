@@ -11,12 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from recarc.data.catalog import CATALOG
 from recarc.data.imageset import ImageSet
 
 PADDING = 4
-CROPPED = ("cifar10", "cifar100", "svhn", "fashion_mnist", "mnist", "imagenet")
-# Paper: flips for all sets. Here: not for digits and house numbers, whose mirror images mean something else.
-FLIPPED = ("cifar10", "cifar100", "fashion_mnist", "imagenet")
 CROP_DRAWS = 3  # uniform numbers per sample: row, column, flip
 
 
@@ -29,7 +27,9 @@ class Augmentation:
 
     @classmethod
     def of(cls, data: str) -> Augmentation:
-        return cls(data in CROPPED, data in FLIPPED)
+        """As the catalogue says of the set of this name; neither for a set that it does not know."""
+        spec = CATALOG.get(data)
+        return cls(spec is not None and spec.crop, spec is not None and spec.flip)
 
     def __call__(self, pixels: Tensor, u: Tensor) -> Tensor:
         """(B, C, H, W) pixels -> the same shape; u is (B, 3) in [0, 1)."""

@@ -115,7 +115,7 @@ def configure(
     images = data if isinstance(data, ImageSet) else load(data, "train", data_dir=data_dir)
     if ball is not None:
         check_scale(ball, images.shape, confirm)
-    values = recipe_for(recipe, chosen.name, images.name, arch).changed(dict(changes))
+    values = recipe_for(recipe, chosen, images.name, arch).changed(dict(changes))
     check_sizes(values, images)
     weights = None if alpha is None else validated_alpha(alpha, count)
     config = TrainingConfig(chosen, images, arch, ball, values, recipe, count, seed, pretrained, weights, arch_options)

@@ -77,6 +77,10 @@ class Method:
             return [[Stage(tuple(range(members)), start=start)]]
         return [[Stage((i,)) for i in range(pretrained, members)]]
 
+    def recipe(self, base: Recipe, name: str, data: str) -> Recipe:
+        """`base`, the recipe `name` ("fast" or "paper") for this data set, with the method's own hyper-parameters."""
+        return base
+
     def alpha(self, members: int) -> Sequence[float] | None:
         """Sampling probabilities of the finished ensemble; None: equiprobable."""
         return None

@@ -1,12 +1,19 @@
-"""Hyper-parameters by name: the paper's, and a fast set for people with ten minutes."""
+"""Hyper-parameters by name: the paper's, and a fast set that trains in about ten minutes on one GPU.
+
+Those of a data set and an architecture are here; what a method changes about them is in `Method.recipe`.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recarc.errors import InputError, unknown
+from recarc.training.methods import method_named
+
+if TYPE_CHECKING:
+    from recarc.training.method import Method
 
 RECIPES = ("fast", "paper")
 SCHEDULES = ("step", "one-cycle", "constant")
@@ -85,36 +92,36 @@ class Recipe:
         return replace(self, **changes)
 
 
-def recipe_for(name: str, method: str, data: str, arch: str) -> Recipe:
+def recipe_for(name: str, method: str | Method, data: str, arch: str) -> Recipe:
     """The recipe of this name for a method, a data set and an architecture."""
     _choice("recipe", name, RECIPES)
-    return _paper(method, data, arch) if name == "paper" else _fast(method, data, arch)
+    base = _paper(data, arch) if name == "paper" else _fast(data, arch)
+    return (method_named(method) if isinstance(method, str) else method).recipe(base, name, data)
 
 
-def _paper(method: str, data: str, arch: str) -> Recipe:
-    """The paper's appendix for natural, at, bat, iat and free; the methods' own papers for the others."""
+def _paper(data: str, arch: str) -> Recipe:
+    """The paper's appendix."""
     if data not in ("svhn", "cifar10", "cifar100", "imagenet"):
         raise InputError(f"the paper has no recipe for {data}; use recipe 'fast'")
     if data == "imagenet":
-        # 90 epochs in total with m = 4 replays of each batch, so 22.5 passes over the data; lr / 10 every 30 of the 90.
-        base = Recipe(90, batch=256, weight_decay=1e-4, drops=(1 / 3, 2 / 3), validation=5000)
-        return replace(base, epochs=22.5, replays=4) if method == "free" else base
-    base = Recipe(200, weight_decay=5e-4 if data == "cifar10" and arch in LARGE else 2e-4)
-    if method == "free":
-        return replace(base, epochs=base.epochs / 8, replays=8)  # Shafahi et al. 2019: m = 8 on CIFAR
-    if method in ("adp", "gal", "dverge"):
-        return replace(base, weight_decay=1e-4)
-    if method == "trs":
-        return replace(base, epochs=120, optimizer="adam", lr=1e-3, weight_decay=1e-4, schedule="constant")
-    if method in ("mrboost", "barre"):
-        return replace(base, epochs=100, batch=256, weight_decay=5e-4, attack_steps=10)
-    return base
+        return Recipe(90, batch=256, weight_decay=1e-4, drops=(1 / 3, 2 / 3), validation=5000)
+    return Recipe(200, weight_decay=5e-4 if data == "cifar10" and arch in LARGE else 2e-4)
 
 
-def _fast(method: str, data: str, arch: str) -> Recipe:
-    """One cycle, weight average, attack in evaluation mode; sized for ten minutes on one GPU (digits: for seconds)."""
+def _fast(data: str, arch: str) -> Recipe:
+    """One cycle, weight average, attack in evaluation mode; about ten minutes on one GPU (digits: seconds on a CPU)."""
     if data == "digits":
-        return _digits(method)
+        return Recipe(
+            epochs=20,
+            batch=64,
+            lr=0.1,
+            weight_decay=1e-4,
+            schedule="one-cycle",
+            ema=0.98,
+            attack_mode="eval",
+            validation=138,
+            validate_every=4,
+        )
     small = arch in ("resnet20", "cnn", "mobilenetv1", "linear")
     # A small net underfits in adversarial training: little weight decay and a high peak rate serve it best.
     base = Recipe(
@@ -126,40 +133,14 @@ def _fast(method: str, data: str, arch: str) -> Recipe:
         ema=0.999,
         attack_mode="eval",
     )
-    if data in ("mnist", "fashion_mnist"):
-        base = replace(base, epochs=10)
-    if method == "natural":
-        return replace(base, epochs=min(base.epochs, 30), weight_decay=5e-4)
-    if method == "free":
-        return replace(base, epochs=base.epochs / 4, replays=4)
-    if method in ("adp", "gal", "dverge"):
-        return replace(base, epochs=min(base.epochs, 30), weight_decay=1e-4, label_smoothing=0.0)
-    if method == "trs":
-        return replace(base, epochs=min(base.epochs, 20), optimizer="adam", lr=2e-3, label_smoothing=0.0)
-    if method in ("mrboost", "barre"):
-        return replace(base, epochs=min(base.epochs, 30), batch=256, attack_steps=10)
-    return base
+    return replace(base, epochs=10) if data in ("mnist", "fashion_mnist") else base
 
 
-def _digits(method: str) -> Recipe:
-    base = Recipe(
-        epochs=20,
-        batch=64,
-        lr=0.1,
-        weight_decay=1e-4,
-        schedule="one-cycle",
-        ema=0.98,
-        attack_mode="eval",
-        validation=138,
-        validate_every=4,
-    )
-    if method == "free":
-        return replace(base, replays=4, epochs=8)
-    if method == "trs":
-        return replace(base, optimizer="adam", lr=3e-3, diversity=0.1)  # in few epochs the cosines would dominate
-    if method in ("mrboost", "barre"):
-        return replace(base, epochs=10, lr=0.03)  # the margin loss is steep
-    return base
+def for_diversity(base: Recipe, name: str) -> Recipe:
+    """Without an attack while training, for members meant to differ: little weight decay, no label smoothing."""
+    if name == "paper":
+        return replace(base, weight_decay=1e-4)
+    return replace(base, epochs=min(base.epochs, 30), weight_decay=1e-4, label_smoothing=0.0)
 
 
 def _check(valid: bool, name: str, value: object, expected: str) -> None:

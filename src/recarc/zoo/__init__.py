@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recarc.atomic import replacing, write_bytes
 from recarc.errors import InputError, unknown
 
 HOME = Path(__file__).parent
@@ -67,28 +66,6 @@ def resolved(path: str | os.PathLike[str]) -> Path:
     return folder(text[len(PREFIX) :]) if text.startswith(PREFIX) else Path(path)
 
 
-def add(source: Path, name: str, title: str, made: str, recipe: str, home: Path | None = None) -> Entry:
-    """Copy an ensemble folder into the zoo, with its hashes and provenance in the index."""
-    where = home or HOME
-    description = json.loads((source / DESCRIPTION).read_text(encoding="utf-8"))
-    names = [DESCRIPTION, *(member["weights"] for member in description["members"])]
-    for plain in (name, *names):
-        if plain in ("", ".", "..") or set(plain) & set("/\\:\0"):
-            raise InputError(f"{plain!r} would lie outside the zoo; expected a plain name")
-    contents = {file: (source / file).read_bytes() for file in names}
-    hashes = {file: hashlib.sha256(data).hexdigest() for file, data in contents.items()}
-    entry = Entry(name, title, made, recipe, hashes, _summary(description.get("made_by", {})))
-    before, commands = _index(where)
-    ensembles = sorted([entry, *(other for other in before if other.name != name)], key=lambda e: e.name)
-    document = {"format": 1, "ensembles": [e.to_json() for e in ensembles], "recipes": commands}
-    with replacing(where / name) as part:
-        part.mkdir()
-        for file, data in contents.items():
-            (part / file).write_bytes(data)
-    write_bytes(where / INDEX, (json.dumps(document, indent=2) + "\n").encode())
-    return entry
-
-
 def _index(home: Path) -> tuple[list[Entry], dict[str, str]]:
     path = home / INDEX
     try:
@@ -116,15 +93,3 @@ def _compared(name: str, files: Iterable[str] | None) -> Path:
                 f"{expected[file][:12]}...; reinstall recarc"
             )
     return HOME / name
-
-
-def _summary(made_by: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an ensemble's provenance that a list can show; all of it is in its ensemble.json."""
-    wanted = ("command", "method", "data", "arch", "norm", "eps", "members", "seed", "commit", "seconds", "torch")
-    shown = {key: made_by[key] for key in wanted if key in made_by}
-    recipe, machine = made_by.get("recipe"), made_by.get("machine")
-    if isinstance(recipe, Mapping):
-        shown |= {key: recipe[key] for key in ("epochs", "batch", "lr", "schedule") if key in recipe}
-    if isinstance(machine, Mapping):
-        shown["device"] = machine.get("device")
-    return shown

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from recarc.data.catalog import statistics
 from recarc.errors import unknown
 
 Normalisation = tuple[Sequence[float] | None, Sequence[float] | None]  # mean and std per channel, or neither
@@ -63,7 +64,7 @@ _FORMATS = (
         "a state dict of robust_overfitting, whose code normalises CIFAR-10 outside the model",
         _UNTRIED,
         architecture="preact_resnet18",
-        normalisation="cifar10",
+        normalisation="robust_overfitting",
     ),
     CheckpointFormat(
         "plain", "one or more plain state dicts of a registered architecture", "models saved by recarc itself"
@@ -73,11 +74,10 @@ FORMATS = {item.name: item for item in _FORMATS}
 
 NORMALISATIONS: dict[str, Normalisation] = {
     "none": (None, None),
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)),
-    # As widespread as the line above: the standard deviation within an image, averaged over images.
-    "cifar10_within": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    **{name: statistics(name) for name in ("cifar10", "cifar100", "imagenet")},
+    # As widespread for CIFAR-10: the standard deviation within an image, averaged over images.
+    "cifar10_within": (statistics("cifar10")[0], (0.2023, 0.1994, 0.2010)),
+    "robust_overfitting": (statistics("cifar10")[0], (0.2471, 0.2435, 0.2616)),  # as rounded in its code
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from recarc.training.method import LossTerms, Method, StepContext
+from recarc.training.recipes import Recipe, for_diversity
 
 ENTROPY, VOLUME = 2.0, 0.5  # the paper's alpha and beta
 JITTER = 1e-6  # keeps the logarithm finite while two members still agree exactly
@@ -19,6 +20,9 @@ class ADP(Method):
     min_members = 2
     joint = True
     needs_ball = False
+
+    def recipe(self, base: Recipe, name: str, data: str) -> Recipe:
+        return for_diversity(base, name)
 
     def loss(self, context: StepContext, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
         logits = torch.stack([member(x_adv).float() for member in context.trained])

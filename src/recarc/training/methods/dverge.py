@@ -13,6 +13,7 @@ from recarc.errors import InputError
 from recarc.geometry import Ball
 from recarc.training.method import LossTerms, Method, Stage, StepContext
 from recarc.training.methods.natural import Natural
+from recarc.training.recipes import Recipe, for_diversity
 from recarc.training.shadow_models import without_weight_gradients
 
 EPS, STEP, STEPS = 0.07, 0.007, 10
@@ -34,6 +35,9 @@ class DVERGE(Method):
     needs_ball = False
     capturable = False  # the layer is drawn in Python
     reads_features = True
+
+    def recipe(self, base: Recipe, name: str, data: str) -> Recipe:
+        return for_diversity(base, name)
 
     def plan(self, members: int, pretrained: int) -> list[list[Stage]]:
         baseline = [Stage((i,), method=Natural()) for i in range(pretrained, members)]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from recarc.losses import cross_entropy
 from recarc.training.method import LossTerms, Method, StepContext
+from recarc.training.recipes import Recipe, for_diversity
 from recarc.training.second_order import inputs_only, second_order
 
 COHERENCE = 0.5
@@ -20,6 +21,9 @@ class GAL(Method):
     min_members = 2
     joint = True
     needs_ball = False
+
+    def recipe(self, base: Recipe, name: str, data: str) -> Recipe:
+        return for_diversity(base, name)
 
     def loss(self, context: StepContext, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
         logits, gradients = logits_and_gradients(context, x_adv, y)

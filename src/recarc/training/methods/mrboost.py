@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from recarc.training.method import LossTerms, Method, Stage, StepContext
+from recarc.training.recipes import Recipe
 
 
 class MRBoost(Method):
@@ -14,6 +17,15 @@ class MRBoost(Method):
 
     summary = "members added one at a time against the current mixture, with a margin loss (Zhang et al. 2022)"
     default_members = 3
+
+    def recipe(self, base: Recipe, name: str, data: str) -> Recipe:
+        if data == "imagenet" and name == "paper":  # not in the method's own paper
+            return base
+        if name == "paper":
+            return replace(base, epochs=100, batch=256, weight_decay=5e-4, attack_steps=10)
+        if data == "digits":
+            return replace(base, epochs=10, lr=0.03)  # the margin loss is steep
+        return replace(base, epochs=min(base.epochs, 30), batch=256, attack_steps=10)
 
     def plan(self, members: int, pretrained: int) -> list[list[Stage]]:
         return [[Stage((i,), fixed=tuple(range(i)), start=(i - 1,) if i else None)] for i in range(pretrained, members)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from recarc.geometry import Ball
 from recarc.losses import cross_entropy
 from recarc.training.method import LossTerms, Method, StepContext, random_start
 from recarc.training.methods.gal import logits_and_gradients, pairwise_cosines
+from recarc.training.recipes import Recipe
 from recarc.training.second_order import second_order
 from recarc.training.shadow_models import without_weight_gradients
 
@@ -32,6 +35,16 @@ class TRS(Method):
     joint = True
     needs_ball = False
     differentiates_twice = True
+
+    def recipe(self, base: Recipe, name: str, data: str) -> Recipe:
+        adam = replace(base, optimizer="adam", lr=2e-3, label_smoothing=0.0)
+        if data == "imagenet" and name == "paper":  # not in the method's own paper
+            return base
+        if name == "paper":
+            return replace(adam, epochs=120, lr=1e-3, weight_decay=1e-4, schedule="constant")
+        if data == "digits":
+            return replace(adam, lr=3e-3, diversity=0.1)  # in few epochs the cosines would dominate
+        return replace(adam, epochs=min(base.epochs, 20))
 
     def perturb(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
         """Points with large gradients; the cross-entropy and the cosines are computed at x itself."""
