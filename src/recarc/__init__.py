@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         LinearARC,
         RandomAttacker,
         Restarts,
+        Square,
         Tight,
         WorstOf,
     )
@@ -32,7 +33,7 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "attacks": "ARC PGD AdaptivePGD Attack AutoPGD CarliniWagner Climb LinearARC"
-        " RandomAttacker Restarts Tight WorstOf",
+        " RandomAttacker Restarts Square Tight WorstOf",
         "ensemble": "RandomizedEnsemble",
         "errors": "InputError",
         "evaluation": "Evaluation Verdict evaluate",
