@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         LinearARC,
         RandomAttacker,
         Restarts,
+        Square,
         Tight,
         WorstOf,
     )

@@ -179,7 +179,7 @@ def test_every_attack_has_a_name_that_works(name: str, ensemble: str, capsys: An
     if name == "linear_arc":
         assert attack_named(name).rho == 0.05
         return
-    cheap = {"tight": ["--preset", "quick"]}.get(name, ["--steps", "2"])
+    cheap = {"tight": ["--preset", "quick"], "square": ["--knob", "queries=2"]}.get(name, ["--steps", "2"])
     arguments = ["--data", "digits", "--limit", "6", "--eps", "0.1", "--attack", name, *cheap, "--json"]
     assert run("evaluate", ensemble, *arguments) == 0
     assert json.loads(capsys.readouterr().out)["samples"] == 6

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from recarc.attacks.linear_arc import LinearARC
     from recarc.attacks.pgd import PGD
     from recarc.attacks.problem import Best, Problem
+    from recarc.attacks.square import Square
     from recarc.attacks.tight import Tight
 
 __getattr__, __dir__, __all__ = attach(__name__)
