@@ -16,6 +16,7 @@ from torch import Tensor
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble, frozen
 from recarc.errors import InputError, RunError
 from recarc.evaluation import checks
+from recarc.evaluation.masking import Signal, probe_size
 from recarc.evaluation.prepare import Prepared, Settings, prepare
 from recarc.evaluation.progress import Progress, Shard, notify, progress_bar
 from recarc.evaluation.records import Records, joined
@@ -103,11 +104,13 @@ class _Run:
         """On the first rank: check the members, record the warnings so far, notify the callbacks."""
         if not self.ranks.first:
             return
-        blind: list[int] = []
+        signals: list[Signal] = []
         if todo:
-            x, y = self.prepared.batch(np.arange(min(checks.PROBE, folder.samples)))
-            blind = checks.check_members(self.prepared.members, x.float(), y, self.prepared.ball)
-        folder.record_warnings(warned, blind)
+            rows = np.arange(probe_size(folder.samples))
+            x, y = self.prepared.batch(rows)
+            ball = self.prepared.ball.take(torch.from_numpy(rows))
+            signals = checks.check_members(self.prepared.members, x.float(), y, ball)
+        folder.record_warnings(warned, signals)
         notify(self.callbacks, "run_started", self.prepared.config, folder.samples, len(todo))
 
     def attack_and_judge(self, folder: RunFolder, shards: list[int]) -> None:
@@ -176,7 +179,7 @@ class _Run:
         """The result from the records of all ranks; the first rank checks it and writes the summary."""
         result = self._load(folder)
         if self.ranks.first:
-            checks.check_result(result, self.prepared.classes)
+            result.signals = list(dict.fromkeys([*result.signals, *checks.check_result(result, self.prepared.classes)]))
             result.warnings = list(dict.fromkeys([*result.warnings, *warned]))
             folder.write_summary(result.to_json())
         return result
