@@ -124,8 +124,10 @@ def test_warnings_stay_with_the_run(tmp_path: Path) -> None:
         result = evaluate(ensemble, Tight(), problem()[1], BALL, out=tmp_path)
     assert any("even that of its logits" in text for text in result.warnings) and result.blind_members == [1]
     for again in (evaluate(ensemble, Tight(), problem()[1], BALL, out=tmp_path), Evaluation.load(tmp_path)):
-        assert (again.warnings, again.blind_members) == (result.warnings, [1])
-    assert json.loads((tmp_path / "summary.json").read_text())["warnings"] == result.warnings
+        assert (again.warnings, again.signals, again.blind_members) == (result.warnings, result.signals, [1])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["warnings"] == result.warnings
+    assert summary["signals"] == [signal.to_json() for signal in result.signals]
     assert not Verdict.of(result).conclusive
 
 
@@ -138,12 +140,13 @@ def test_a_run_that_stops_early_keeps_its_warnings(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         evaluate(Rounded().eval(), Tight(), problem()[1], BALL, out=tmp_path, shard_size=8, callbacks=[Stop()])
     found = Evaluation.load(tmp_path, partial=True)
-    assert len(found) == 8 and len(found.warnings) == 1 and found.blind_members == [0]
+    assert len(found) == 8 and found.blind_members == [0]
+    assert [text.split(":")[0] for text in found.warnings] == [signal.name for signal in found.signals]
 
 
 def test_a_silent_run_has_no_warnings() -> None:
     result = evaluate(problem()[0], QUICK, problem()[1], BALL)
-    assert result.warnings == [] and result.blind_members == []
+    assert result.warnings == [] and result.blind_members == [] and {s.name for s in result.signals} <= {"chance_level"}
 
 
 class OncePerPass(torch.autograd.Function):

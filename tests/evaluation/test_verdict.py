@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from recarc import ARC, Ball, InputError, RandomizedEnsemble, Tight, Verdict, evaluate
+from recarc.evaluation.masking import Signal
 from recarc.evaluation.records import Records
 from recarc.evaluation.result import Evaluation
 from recarc.exact import Floor
@@ -34,12 +35,12 @@ def made(alone: list[list[bool]], right: list[list[bool]], alpha: list[float], p
 
 
 def test_conclusive_when_figure_and_floor_meet() -> None:
-    bits = [[True] * 100, [False] * 100]
+    bits = [[True] * 300, [False] * 300]
     found = Verdict.of(made(bits, bits, [0.9, 0.1]))
     assert found.conclusive and found.gap == pytest.approx(0) and found.floor == pytest.approx(0.9)
     assert found.sentence.startswith("Conclusive: the robust accuracy is 90.00 %")
     assert "AdaptivePGD alone would have reported 100.00 %" in found.sentence
-    assert found.best_member == 1.0 and found.decided_by == {"climb": 100}
+    assert found.best_member == 1.0 and found.decided_by == {"climb": 300}
 
 
 def test_quick_is_never_conclusive() -> None:
@@ -51,15 +52,48 @@ def test_quick_is_never_conclusive() -> None:
     assert "as far as quick can tell" in found.sentence and "--preset standard decides" in found.sentence
 
 
-def test_a_member_without_gradients_leaves_it_open() -> None:
-    bits = [[True] * 100, [False] * 100]
+@pytest.mark.parametrize("name", ["gradients_vanish", "gradients_disagree", "probabilities", "random_outputs"])
+def test_a_member_whose_gradients_mislead_leaves_it_open(name: str) -> None:
+    bits = [[True] * 300, [False] * 300]
     evaluation = made(bits, bits, [1.0, 0.0])
-    evaluation.blind_members = [1]
+    evaluation.signals = [Signal(1, name, 0.5)]
     assert Verdict.of(evaluation).conclusive, "it has no weight"
-    evaluation.blind_members = [0]
+    evaluation.signals = [Signal(0, name, 0.5)]
     found = Verdict.of(evaluation)
-    assert not found.conclusive and found.to_json()["blind_members"] == [0]
-    assert "Not conclusive" in found.sentence and "gradient of members[0] vanishes" in found.sentence
+    assert found.meets_floor and not found.conclusive
+    assert found.to_json()["signals"] == [{"member": 0, "name": name, "figure": 0.5}]
+    assert found.to_json()["blind_members"] == ([0] if name == "gradients_vanish" else [])
+    assert "Not conclusive" in found.sentence and f"gradients mislead: {name} of members[0] (50 %)" in found.sentence
+
+
+def test_a_member_at_chance_level_leaves_it_open() -> None:
+    evaluation = made([[False] * 300], [[False] * 300], [1.0])
+    evaluation.signals = [Signal(0, "chance_level", 0.1)]
+    found = Verdict.of(evaluation)
+    assert not found.conclusive and "members[0] is no better than chance" in found.sentence
+
+
+@pytest.mark.parametrize("count, carried", [(3, False), (267, False), (268, True)])
+def test_the_samples_must_carry_the_verdict(count: int, carried: bool) -> None:
+    """With no gap at all, 268 samples make it at most one point on others, at 95 % confidence."""
+    found = Verdict.of(made([[True] * count], [[True] * count], [1.0]))
+    assert found.meets_floor and found.conclusive is carried and (found.gap_limit <= 0.01) is carried
+    assert carried or f"{count} samples are too few" in found.sentence
+
+
+def test_an_unfinished_run_is_never_conclusive() -> None:
+    evaluation = made([[True] * 300], [[True] * 300], [1.0])
+    evaluation.expected_samples = 301
+    for certified in (None, 1.0):
+        found = Verdict.of(evaluation, certified)
+        assert not found.conclusive and "The run is not finished" in found.sentence
+
+
+def test_nothing_is_below_zero() -> None:
+    evaluation = made([[False] * 300], [[False] * 300], [1.0], preset="quick")
+    evaluation.signals = [Signal(0, "gradients_vanish", 1.0)]
+    found = Verdict.of(evaluation)
+    assert found.conclusive and "the robust accuracy is 0.00 %, and nothing is below it" in found.sentence
 
 
 def test_not_conclusive_says_how_far_and_what_to_try() -> None:
@@ -116,9 +150,9 @@ def test_a_certificate_that_an_attack_refutes_is_refused(certified: Floor | floa
 
 
 def test_half_a_point_is_conclusive() -> None:
-    alone = [[False] * 200]
-    assert Verdict.of(made(alone, [[True] + [False] * 199], [1.0])).conclusive
-    assert not Verdict.of(made(alone, [[True] * 2 + [False] * 198], [1.0])).conclusive
+    alone = [[False] * 2000]
+    assert Verdict.of(made(alone, [[True] * 10 + [False] * 1990], [1.0])).conclusive
+    assert not Verdict.of(made(alone, [[True] * 11 + [False] * 1989], [1.0])).conclusive
 
 
 def test_of_a_real_run_and_of_one_without_floor() -> None:

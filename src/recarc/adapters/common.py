@@ -18,7 +18,8 @@ from recarc.attacks.base import Attack
 from recarc.attacks.problem import Problem
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
-from recarc.evaluation.checks import look_like_probabilities, warn
+from recarc.evaluation.checks import warn
+from recarc.evaluation.masking import look_like_probabilities
 from recarc.geometry import Ball
 
 PROBE = 8  # inputs on which outputs are checked

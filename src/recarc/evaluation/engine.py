@@ -18,6 +18,7 @@ from recarc.errors import InputError, RunError
 from recarc.evaluation import checks
 from recarc.evaluation.attack import run_attack
 from recarc.evaluation.judge import judge
+from recarc.evaluation.masking import Signal, probe_size
 from recarc.evaluation.prepare import Prepared, Settings, prepare
 from recarc.evaluation.progress import Progress, Shard, notify, progress_bar
 from recarc.evaluation.records import Records, joined
@@ -105,11 +106,11 @@ class _Run:
         """On the first rank: check the members, record the warnings so far, notify the callbacks."""
         if not self.ranks.first:
             return
-        blind: list[int] = []
+        signals: list[Signal] = []
         if todo:
-            first = self.prepared.problem(np.arange(min(checks.PROBE, folder.samples)))
-            blind = checks.check_members(first.ensemble, first.x, first.y, self.prepared.ball)
-        folder.record_warnings(warned, blind)
+            first = self.prepared.problem(np.arange(probe_size(folder.samples)))
+            signals = checks.check_members(first.ensemble, first.x, first.y, first.ball)
+        folder.record_warnings(warned, signals)
         notify(self.callbacks, "run_started", self.prepared.config, folder.samples, len(todo))
 
     def attack_and_judge(self, folder: RunFolder, shards: list[int]) -> None:
@@ -178,7 +179,7 @@ class _Run:
         """The result from the records of all ranks; the first rank checks it and writes the summary."""
         result = self._load(folder)
         if self.ranks.first:
-            checks.check_result(result, self.prepared.classes)
+            result.signals = list(dict.fromkeys([*result.signals, *checks.check_result(result, self.prepared.classes)]))
             result.warnings = list(dict.fromkeys([*result.warnings, *warned]))
             folder.write_summary(result.to_json())
         return result

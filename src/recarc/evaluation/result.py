@@ -13,6 +13,7 @@ import numpy as np
 from recarc.ensemble import rounded, validated_alpha
 from recarc.errors import InputError
 from recarc.evaluation.intervals import mean_interval
+from recarc.evaluation.masking import Signal
 from recarc.evaluation.records import Records, joined
 from recarc.evaluation.run_folder import RunFolder
 
@@ -52,7 +53,7 @@ class Evaluation:
     expected_samples: int | None = None
     path: Path | None = None
     warnings: list[str] = field(default_factory=list)
-    blind_members: list[int] = field(default_factory=list)  # whose gradients vanish: attacks may miss how weak they are
+    signals: list[Signal] = field(default_factory=list)  # that attacks may miss how weak a member is
 
     @classmethod
     def load(cls, path: str | Path, partial: bool = False) -> Evaluation:
@@ -82,7 +83,7 @@ class Evaluation:
             expected_samples=folder.samples,
             path=Path(path),
             warnings=list(summary.get("warnings", [])),
-            blind_members=list(summary.get("blind_members", [])),
+            signals=[Signal.from_json(saved) for saved in summary.get("signals", [])],
         )
 
     def __len__(self) -> int:
@@ -213,6 +214,11 @@ class Evaluation:
         return {name: estimate(self.score(predictions)) for name, predictions in self.stages.items()}
 
     @property
+    def blind_members(self) -> list[int]:
+        """Members whose gradients vanish."""
+        return sorted({signal.member for signal in self.signals if signal.name == "gradients_vanish"})
+
+    @property
     def nan_samples(self) -> np.ndarray:
         """Indices of the samples on which a member gave NaN, clean or attacked (which counts as wrong)."""
         bad = (self.clean_predictions < 0).any(0) | (self.adversarial_predictions < 0).any((0, 1))
@@ -249,6 +255,7 @@ class Evaluation:
             "ball": self.configuration.get("ball"),
             "data": self.configuration.get("data"),
             "warnings": self.warnings,
+            "signals": [signal.to_json() for signal in self.signals],
             "blind_members": self.blind_members,
         }
 

@@ -16,6 +16,7 @@ from recarc import atomic
 from recarc.atomic import PART, Lock
 from recarc.errors import InputError, RunError
 from recarc.evaluation.fingerprint import Json, fingerprint
+from recarc.evaluation.masking import Signal
 from recarc.evaluation.records import Records, from_parquet, to_parquet
 
 SavedLogits = list[list[str] | None]  # per member on the first samples, a line each; None: the member is random
@@ -77,13 +78,15 @@ class RunFolder:
     def write_summary(self, summary: Json) -> None:
         write_all({self.path / SUMMARY: json.dumps(summary, indent=2).encode()})
 
-    def record_warnings(self, warnings: Sequence[str], blind_members: Sequence[int]) -> None:
+    def record_warnings(self, warnings: Sequence[str], signals: Sequence[Signal]) -> None:
         """Record warnings before the first attack, so that a run that stops early has them too."""
         summary = self.summary()
-        before = summary.get("warnings", []), summary.get("blind_members", [])
-        after = list(dict.fromkeys([*before[0], *warnings])), sorted({*before[1], *blind_members})
+        before = {"warnings": summary.get("warnings", []), "signals": summary.get("signals", [])}
+        known = {(signal["member"], signal["name"]) for signal in before["signals"]}
+        new = [signal.to_json() for signal in signals if (signal.member, signal.name) not in known]
+        after = {"warnings": list(dict.fromkeys([*before["warnings"], *warnings])), "signals": before["signals"] + new}
         if after != before:
-            self.write_summary({**summary, "complete": False, "warnings": after[0], "blind_members": after[1]})
+            self.write_summary({**summary, "complete": False, **after})
 
     def rows_of(self, k: int) -> range:
         return range(k * self.shard_size, min(self.samples, (k + 1) * self.shard_size))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from recarc.errors import InputError
+from recarc.evaluation.intervals import mean_interval
+from recarc.evaluation.masking import Signal
 from recarc.evaluation.result import Estimate, Evaluation
 
 if TYPE_CHECKING:
     from recarc.exact import Floor
 
-CONCLUSIVE = 0.005  # a gap of half a point
+CONCLUSIVE = 0.005  # a gap of half a point on these samples
+CARRIED = 2 * CONCLUSIVE  # what the gap on other samples of the same kind may be, at 95 % confidence
 ROUNDING = 1e-9
 
 
@@ -37,6 +41,10 @@ class Verdict:
     certified_floor: float | None = None
     preset: str = "standard"  # effort of the attack that made the floor
     blind: tuple[int, ...] = ()  # members whose gradients vanish: their floor may be too high
+    signals: tuple[Signal, ...] = ()  # that attacks may have missed how weak a member is
+    gap_limit: float = 0.0  # upper 95 % confidence limit of the gap on other samples of the same kind
+    samples: int = 0
+    complete: bool = True
     sentence: str = field(default="", compare=False)
 
     @classmethod
@@ -64,6 +72,10 @@ class Verdict:
             certified_floor=certified,
             preset=((evaluation.configuration.get("attack") or {}).get("preset")) or "standard",
             blind=tuple(i for i in evaluation.blind_members if evaluation.alpha[i] > 0),
+            signals=tuple(signal for signal in evaluation.signals if evaluation.alpha[signal.member] > 0),
+            gap_limit=_upper_limit(np.maximum(evaluation.robust_scores - floors, 0.0)),
+            samples=len(evaluation),
+            complete=evaluation.complete,
         )
         return replace(verdict, sentence=_sentence(verdict))
 
@@ -79,12 +91,32 @@ class Verdict:
 
     @property
     def conclusive(self) -> bool:
-        """Whether they meet at a floor that can be relied on.
+        """Whether they meet at a floor that can be relied on: a certified one, or one without `doubts`."""
+        return self.complete and (self.certified or (self.meets_floor and not self.doubts))
 
-        That of `quick`, from one loss, may fall under `standard`; that of a member without gradients may fall under
-        any other attack; a certified one falls under none.
+    @property
+    def doubts(self) -> list[str]:
+        """Why the floor cannot be relied on even where the robust accuracy meets it.
+
+        Nothing is below 0, so there the search itself needs no belief.
         """
-        return self.certified or (self.meets_floor and self.preset != "quick" and not self.blind)
+        guessing = [signal for signal in self.signals if signal.name == "chance_level"]
+        masked = [signal for signal in self.signals if signal.name != "chance_level"]
+        doubts = []
+        if not self.complete:
+            doubts.append("the run is not finished: rerun its command to resume")
+        if self.meets_floor and self.gap_limit > CARRIED:
+            doubts.append(
+                f"{self.samples} samples are too few: on others the gap may be {_percent(self.gap_limit)} points, and "
+                f"{_percent(CARRIED)} would do"
+            )
+        if guessing:
+            doubts.append(f"on clean inputs {_members(guessing)} is no better than chance")
+        if masked and self.robust.value > 0:
+            doubts.append(f"the floor may be too high, because gradients mislead: {_listed(masked)}; see the warnings")
+        if self.meets_floor and self.preset == "quick" and self.robust.value > 0:
+            doubts.append("quick attacks the members with one loss only; --preset standard decides")
+        return doubts
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -96,6 +128,11 @@ class Verdict:
             "conclusive": self.conclusive,
             "preset": self.preset,
             "blind_members": list(self.blind),
+            "signals": [signal.to_json() for signal in self.signals],
+            "gap_limit": self.gap_limit,
+            "samples": self.samples,
+            "complete": self.complete,
+            "doubts": self.doubts,
             "samples_above_floor": self.above_floor,
             "stages": {name: e.value for name, e in self.stages.items()},
             "decided_by": self.decided_by,
@@ -125,6 +162,19 @@ def _checked_mean(certified: Floor | float | None, evaluation: Evaluation) -> fl
     return mean
 
 
+def _upper_limit(gaps: np.ndarray) -> float:
+    """One-sided 95 %: the upper end of the two-sided 90 % interval."""
+    return mean_interval(gaps, level=0.9)[1]
+
+
+def _members(signals: Iterable[Signal]) -> str:
+    return " and ".join(f"members[{i}]" for i in sorted({signal.member for signal in signals}))
+
+
+def _listed(signals: Iterable[Signal]) -> str:
+    return ", ".join(str(signal) for signal in signals)
+
+
 def _percent(fraction: float) -> str:
     return f"{100 * fraction:.2f}"
 
@@ -137,29 +187,30 @@ def _sentence(verdict: Verdict) -> str:
         if name in verdict.stages and verdict.stages[name].value - verdict.robust.value > CONCLUSIVE
     )
     certified = _percent(verdict.certified_floor or 0.0)
-    if verdict.certified:
+    if verdict.certified and verdict.complete:
         return (
             f"Conclusive: the robust accuracy is {robust} %, and no attack can push it below the certified floor of "
             f"{certified} %.{flattery}"
         )
     if verdict.certified_floor is not None:
         flattery = f" No attack at all gets below the certified floor of {certified} %.{flattery}"
+    if verdict.conclusive and verdict.robust.value == 0:
+        return f"Conclusive: the robust accuracy is {robust} %, and nothing is below it.{flattery}"
     if verdict.conclusive:
         return (
             f"Conclusive: the robust accuracy is {robust} %, and no attack can push it below the floor of {floor} %, "
-            f"as long as the members themselves are as robust as the strongest attack on each found them.{flattery}"
+            "as long as the members themselves are as robust as the strongest attack on each found them; no sign that "
+            f"their gradients mislead was found.{flattery}"
         )
-    names = " and ".join(f"members[{i}]" for i in verdict.blind)
-    masked = f" The gradient of {names} vanishes, so the floor may be too high: see the warnings." if names else ""
+    doubts = "".join(f" {doubt[0].upper()}{doubt[1:]}." for doubt in verdict.doubts)
     if verdict.meets_floor:
-        quick = " as far as quick can tell, but quick attacks the members with one loss only; --preset standard decides"
         return (
             f"Not conclusive: the robust accuracy is at most {robust} % and meets the floor of {floor} %"
-            f"{quick if verdict.preset == 'quick' else ''}.{masked}{flattery}"
+            f"{' as far as quick can tell' if verdict.preset == 'quick' else ''}.{doubts}{flattery}"
         )
     stronger = {"quick": "--preset standard", "standard": "--preset thorough"}.get(verdict.preset)
     advice = f"try {stronger}" if stronger else "try more seeds, or report it as an upper bound"
     return (
         f"Not conclusive: the robust accuracy is at most {robust} %, but {verdict.above_floor} samples are above their "
-        f"floor and it may yet fall to {floor} % (by {_percent(verdict.gap)} points); {advice}.{masked}{flattery}"
+        f"floor and it may yet fall to {floor} % (by {_percent(verdict.gap)} points); {advice}.{doubts}{flattery}"
     )

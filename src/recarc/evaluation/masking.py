@@ -1,0 +1,256 @@
+"""Masking, measured on a few samples before a run: signs that gradients do not show how weak a member is.
+
+Robust accuracy and floor both come from attacks that follow gradients. Where a member hides or bends its gradient, both
+are too high, and they agree. So each sign is a named signal, and no verdict is conclusive where one stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recarc.attacks.base import differentiate
+from recarc.ensemble import Member, RandomizedEnsemble, predictions_of
+from recarc.evaluation.tiling import dtype_of
+from recarc.geometry import Ball, Norm, per_sample, total
+from recarc.losses import cross_entropy, margin
+from recarc.randomness import sample_keys, uniform
+
+PROBE, ONE_IN, FEWEST = 64, 8, 16  # samples: at most, one in so many (so that they cost a few percent), at least
+TOLERATED, FEW = 0.1, 3  # a share of the probe, and a number of samples, that may look masked by accident
+
+# Scale of a step in eps -> the least share of the predicted decrease that it must bring. Less is asked of larger steps,
+# because honest networks bend too: ResNet-20s bring 0.9, 0.75 and 0.44 at 8/255. At most FACTOR times it (honest: 1.1).
+SCALES = {0.01: 1 / 4, 0.03: 1 / 8, 0.1: 0.0}
+FACTOR = 8.0
+ROUNDING = 32  # units in the last place of the largest logit, below which a difference says nothing
+
+STEPS = 10  # of the short gradient attack
+QUERIES = 32  # of the random search, the first quarter of which are stripes
+BEATEN = 0.1  # of the clean margin: a random search that gets lower by less than this is no better
+SEED = 17
+
+
+@dataclass(frozen=True)
+class Signal:
+    """A sign that the figures of a member may mislead; `figure` is the share of the probe that shows it."""
+
+    member: int
+    name: str
+    figure: float
+    explanation: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.name} of members[{self.member}] ({100 * self.figure:.0f} %)"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"member": self.member, "name": self.name, "figure": self.figure}
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> Signal:
+        return cls(int(saved["member"]), str(saved["name"]), float(saved["figure"]))
+
+
+def probe_size(samples: int) -> int:
+    """How many samples to measure on before a run on this many."""
+    return min(samples, PROBE, max(FEWEST, samples // ONE_IN))
+
+
+def measured(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> list[Signal]:
+    """The signals of every member of alpha > 0, on these samples."""
+    return [signal for i in sorted(ensemble.order) for signal in member_signals(i, ensemble.members[i], x, y, ball)]
+
+
+@torch.no_grad()
+def member_signals(i: int, member: Member, x: Tensor, y: Tensor, ball: Ball) -> Iterator[Signal]:
+    """The signals of one member, from the cheapest measurement to the dearest."""
+    logits = member(x)
+    if look_like_probabilities(logits):
+        yield Signal(
+            i,
+            "probabilities",
+            1.0,
+            f"the outputs of members[{i}] look like probabilities; attacks expect logits and are weaker without: "
+            "take the softmax out of the model",
+        )
+    with torch.enable_grad():
+        differentiable = member(x.detach().clone().requires_grad_()).requires_grad
+    if not differentiable:
+        blind = f"members[{i}] has no gradient in its input, so gradient attacks are blind to it; look for a detach()"
+        yield Signal(i, "gradients_vanish", 1.0, blind)
+        return
+    vanishing = _vanishing(i, member, x, y)
+    if vanishing is not None:
+        yield vanishing
+    right = (predictions_of(logits) == y).nonzero()[:, 0]
+    if len(right) < FEW:
+        return
+    probe = _Probe(member, x[right], y[right], ball.take(right))
+    lowest = probe.descended(ball.take(right))
+    masks = {
+        "gradients_disagree": probe.disagreeing(),
+        "covering_ball_survived": probe.surviving(),
+        "larger_ball_harder": (lowest < 0) & (probe.descended(_larger(probe.ball)) >= 0),
+        "random_beats_gradients": probe.searched() < lowest - BEATEN * probe.margin(probe.x),
+    }
+    for name, mask in masks.items():
+        count, samples = int(mask.sum()), len(right)
+        if _too_many(count, samples):
+            yield Signal(
+                i, name, count / samples, EXPLANATIONS[name].format(i=i, share=f"{count} of {samples} samples")
+            )
+
+
+ADVICE = "; attack a smooth copy of it, or add an attack without gradients through WorstOf"
+EXPLANATIONS = {
+    "gradients_disagree": "on {share} a small step along the gradient of members[{i}] does not do what the gradient "
+    "predicts (rounded or rippled inputs, activations that switch), so gradient attacks are misled" + ADVICE,
+    "covering_ball_survived": "on {share} a gradient attack that may change members[{i}]'s input into any other does "
+    "not fool it, though images of other classes would: its gradients lead nowhere" + ADVICE,
+    "larger_ball_harder": "on {share} a gradient attack fools members[{i}] within eps, but not within twice as much: "
+    "its gradients lead astray" + ADVICE,
+    "random_beats_gradients": f"on {{share}} {QUERIES} random points get closer to fooling members[{{i}}] than "
+    "gradients do: these are masked" + ADVICE,
+}
+
+
+def look_like_probabilities(logits: Tensor) -> bool:
+    """Rows in [0, 1] that sum to one."""
+    inside = bool(((logits >= 0) & (logits <= 1)).all())
+    return inside and bool(((logits.sum(1) - 1).abs() < 1e-3).all())
+
+
+def _too_many(count: int, samples: int) -> bool:
+    return count >= FEW and count > TOLERATED * samples
+
+
+def _vanishing(i: int, member: Member, x: Tensor, y: Tensor) -> Signal | None:
+    """Whether the gradient of the logits, or only that of the cross-entropy, is exactly zero on too many samples."""
+
+    def mixed(logits: Tensor) -> Tensor:
+        return logits @ torch.arange(1, 1 + logits.shape[1], device=x.device, dtype=logits.dtype).cos()
+
+    of_loss = _without_gradient(member, x, lambda logits: cross_entropy(logits, y))
+    of_logits = _without_gradient(member, x, mixed)
+    if of_logits > TOLERATED * len(x):
+        text = (
+            f"the gradient of members[{i}] vanishes on {of_logits} of {len(x)} samples, even that of its logits: it is "
+            f"masked (by rounding, steps or saturation), and gradient attacks are blind to it{ADVICE}"
+        )
+    elif of_loss > TOLERATED * len(x):
+        text = (
+            f"the gradient of members[{i}] vanishes on {of_loss} of {len(x)} samples, but only that of the "
+            "cross-entropy: its logits are too large for float32; try loss='margin' or --precision float64"
+        )
+    else:
+        return None
+    return Signal(i, "gradients_vanish", max(of_logits, of_loss) / len(x), text)
+
+
+def _without_gradient(member: Member, x: Tensor, objective: Any) -> int:
+    """How many samples without NaN logits have an objective whose gradient is exactly zero."""
+    with torch.enable_grad():
+        leaf = x.detach().clone().requires_grad_()
+        logits = member(leaf)
+        gradient = differentiate(objective(logits).sum(), leaf)
+    return int((~logits.isnan().any(1) & (gradient.flatten(1).abs().amax(1) == 0)).sum())
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Samples that a member answers correctly, and measurements of how its margin falls around them."""
+
+    member: Member
+    x: Tensor
+    y: Tensor
+    ball: Ball
+
+    def margin(self, u: Tensor) -> Tensor:
+        return margin(self.member(u), self.y)
+
+    def descent(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """The margin at u, (B,), and minus its gradient."""
+        with torch.enable_grad():
+            leaf = u.detach().clone().requires_grad_()
+            value = self.margin(leaf)
+            gradient = differentiate(-value.sum(), leaf)
+        return value.detach(), gradient.nan_to_num(nan=0.0)
+
+    def disagreeing(self) -> Tensor:
+        """(B,) samples at which steps down the gradient do too little or too much at the worst scale.
+
+        At the clean point or at a random one of the ball: whichever shows it on more samples. The largest mask counts.
+        """
+        x, ball = self.x, self.ball
+        dtype = dtype_of(self.member) or x.dtype
+        noise = ROUNDING * torch.finfo(dtype).eps * self.member(x).abs().amax(1)
+        masks = []
+        for u in (x, ball.move(x, ball.random_start(x, SEED))):
+            before, slope = self.descent(u)
+            for scale, least in SCALES.items():
+                v = _clipped(u + _step(ball.norm, slope, scale * ball.radius(x)), ball)
+                predicted, decrease = total((v - u) * slope), before - self.margin(v)
+                masks.append((decrease < least * predicted - noise) | (decrease > FACTOR * predicted + noise))
+        return max(masks, key=lambda mask: int(mask.sum()))
+
+    def descended(self, ball: Ball) -> Tensor:
+        """(B,) the lowest margin that a few steps down the gradient reach in this ball."""
+        x = self.x
+        delta, lowest = torch.zeros_like(x), torch.full_like(self.y, torch.inf, dtype=x.dtype)
+        for _ in range(STEPS + 1):
+            value, slope = self.descent(ball.move(x, delta))
+            lowest = torch.minimum(lowest, value)
+            delta = ball.project(delta + _step(ball.norm, slope, ball.radius(x) / 4), x)
+        return lowest
+
+    def surviving(self) -> Tensor:
+        """(B,) samples not fooled although the whole box is allowed: every image of another class would fool."""
+        box = self.ball.box
+        if box is None or len(self.y.unique()) < 2:
+            return torch.zeros_like(self.y, dtype=torch.bool)
+        return self.descended(Ball("linf", box[1] - box[0], box)) >= 0
+
+    def searched(self) -> Tensor:
+        """(B,) the lowest margin of a random search: stripes, then ever smaller squares, kept where they help."""
+        x, ball, keys = self.x, self.ball, sample_keys(self.x, SEED)
+        channels, height, width = x.shape[1:] if x.dim() == 4 else (1, 1, x[0].numel())
+        best, lowest = x.new_zeros(len(x), channels, height, width), torch.full_like(self.y, torch.inf, dtype=x.dtype)
+        for k in range(QUERIES):
+            u = uniform(keys, 2 + channels * width, stream=k)
+            signs = torch.where(u[:, 2:] < 0.5, -1.0, 1.0).to(x.dtype).reshape(len(x), channels, 1, width)
+            if k < QUERIES // 4:
+                pattern = signs.expand_as(best)
+            else:
+                share = 0.6 - k / (2 * QUERIES)
+                rows, columns = _window(u[:, 0], height, share), _window(u[:, 1], width, share)
+                pattern = torch.where(rows[:, None, :, None] & columns[:, None, None], signs[..., :1], best)
+            delta = ball.norm.scale_to(pattern.reshape(x.shape), ball.radius(x))
+            value = self.margin(ball.move(x, ball.project(delta, x)))
+            better = value < lowest
+            lowest, best = torch.where(better, value, lowest), torch.where(per_sample(better, best), pattern, best)
+        return lowest
+
+
+def _step(norm: Norm, slope: Tensor, length: Tensor) -> Tensor:
+    """A step of this length along the steepest descent; spread over the pixels where that would be a single one."""
+    return per_sample(length, slope) * norm.steepest(slope) if norm.p >= 2 else norm.scale_to(slope, length)
+
+
+def _clipped(u: Tensor, ball: Ball) -> Tensor:
+    return u if ball.box is None else u.clamp(*ball.box)
+
+
+def _larger(ball: Ball) -> Ball:
+    return Ball(ball.norm, 2 * ball.eps, ball.box)
+
+
+def _window(u: Tensor, length: int, share: float) -> Tensor:
+    """(B, length) a window of this share of the length, at the random place u in (0, 1)."""
+    side = max(1, round(share * length))
+    start = (u * (length - side + 1)).floor()[:, None]
+    place = torch.arange(length, device=u.device)
+    return (place >= start) & (place < start + side)

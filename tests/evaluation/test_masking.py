@@ -1,0 +1,97 @@
+"""A gallery of members that only seem robust: every one raises a signal, no honest one does, none is conclusive."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from runs import problem
+
+from gallery import HONEST, MASKED, digits
+from recarc import Ball, RandomizedEnsemble, Tight, Verdict, evaluate
+from recarc.evaluation import checks, masking
+from recarc.evaluation.checks import RecarcWarning
+
+SEEDS = (0, 1, 2)
+LINF, L2, L1 = Ball("linf", 0.1), Ball("l2", 0.9), Ball("l1", 2.0)
+SIGNALS = {
+    "softmax(50 f)": {"probabilities", "gradients_vanish", "covering_ball_survived"},
+    "8 levels": {"gradients_vanish", "covering_ball_survived", "random_beats_gradients"},
+    "8 levels, leak": {"gradients_disagree", "random_beats_gradients"},
+    "ripple": {"gradients_disagree", "random_beats_gradients"},
+    "JPEG-like, leak": {"gradients_disagree", "random_beats_gradients"},
+    "k-WTA": {"gradients_disagree"},
+    "temperature 1e4": {"gradients_vanish"},
+    "dead ReLU": {"gradients_vanish", "covering_ball_survived", "random_beats_gradients"},
+    "noise inside": {"random_outputs", "gradients_disagree"},
+}
+
+
+def signals_of(member: Any, ball: Ball, count: int = masking.PROBE) -> set[str]:
+    x, y = (part[:count] for part in digits("test"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecarcWarning)
+        return {signal.name for signal in checks.check_members(RandomizedEnsemble([member]), x, y, ball)}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", MASKED)
+def test_every_masked_member_is_noticed(name: str, seed: int) -> None:
+    torch.manual_seed(seed)
+
+    assert signals_of(MASKED[name](seed), LINF) >= SIGNALS[name]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_members_raise_no_signal(name: str, seed: int) -> None:
+    member = HONEST[name](seed)
+    for ball in (LINF, (L2, L1, Ball("linf", 0.01))[seed]):
+        assert signals_of(member, ball) == set()
+
+
+def verdict_on(member: Any, attack: Any, count: int = 270) -> Verdict:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecarcWarning)
+        x, y = (part[:count] for part in digits("test"))
+        return Verdict.of(evaluate(member, attack, (x, y), LINF, progress=False))
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_no_masked_member_is_conclusive(name: str) -> None:
+    """Alone, so that figure and floor meet by construction; on as many samples as a verdict needs."""
+    torch.manual_seed(0)
+    found = verdict_on(MASKED[name](0), Tight("quick", steps=2))
+    signals = {signal.name for signal in found.signals}
+    assert signals and found.robust.value > 0 and found.to_json()["signals"]
+    assert not found.conclusive and any(name in found.sentence for name in signals)
+    assert any("gradients mislead" in doubt for doubt in found.doubts), "not only because the preset is quick"
+
+
+def test_honest_members_stay_conclusive() -> None:
+    members = [HONEST["adversarially trained"](0), HONEST["plain"](0)]
+    found = verdict_on(RandomizedEnsemble(members, [0.9, 0.1]), Tight(steps=2))
+    assert found.conclusive and found.doubts == [] and found.signals == ()
+    assert "no sign that their gradients mislead" in found.sentence
+    assert not verdict_on(members[0], Tight(steps=2), count=3).conclusive, "three images say nothing"
+
+
+def test_members_that_are_never_drawn_are_not_measured() -> None:
+    ensemble, (x, y) = problem()
+    broken = ensemble.with_members([ensemble.members[0], lambda u: 1 / 0, ensemble.members[2]])
+    assert masking.measured(broken.with_alpha([1.0, 0.0, 0.0]), x, y, LINF) == []
+
+
+def test_random_numbers_and_the_size_of_the_probe() -> None:
+    member = HONEST["plain"](0)
+    before = torch.get_rng_state()
+    assert signals_of(member, LINF, 16) == set() and torch.equal(torch.get_rng_state(), before)
+    assert [masking.probe_size(n) for n in (3, 100, 268, 10_000)] == [3, 16, 33, 64]
+
+
+def test_a_ball_without_a_box_and_one_radius_per_sample() -> None:
+    member = HONEST["plain"](1)
+    assert signals_of(member, Ball("linf", 0.1, box=None)) == set()
+    assert signals_of(member, Ball("linf", torch.linspace(0, 0.2, masking.PROBE))) == set()
