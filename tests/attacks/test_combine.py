@@ -233,7 +233,7 @@ def test_witnesses_come_from_whichever_attack_found_one() -> None:
     plain = staged(ARC(steps=1), ball)
     for i in range(2):
         assert 0 < alone[i][i].sum() < 40
-        assert np.array_equal(both.alone[i], alone[i][i] & (plain.adversarial[0, i] == plain.labels))
+        assert np.array_equal(both.alone[i], alone[i][i] & (plain.records.adversarial[0, i] == plain.records.labels))
     assert np.array_equal(both.robust_scores, np.minimum(plain.robust_scores, plain.clean_scores))
 
 

@@ -44,7 +44,7 @@ class WorstOf(Attack):
             left = (best.v > 0).nonzero()[:, 0]
             if not len(left):
                 break
-            best.consider(problem, left, _points(attack, problem.take(left)))
+            best.consider(problem, _points(attack, problem.take(left)), left)
         return best.x_adv
 
     def outcome(self, problem: Problem) -> Outcome:
@@ -63,7 +63,7 @@ class WorstOf(Attack):
             outcome = outcome_of(attack, part) if _shows_more(attack) else Outcome([])
             x_adv = outcome.mixture[0][1] if len(outcome.mixture) == 1 else _points(attack, part)
             if len(index):
-                best.consider(problem, index, x_adv)
+                best.consider(problem, x_adv, index)
             stages = stages or tuple(outcome.stages)
             if outcome.witnesses is not None:
                 witnesses = True

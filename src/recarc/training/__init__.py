@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from recarc.lazy import attach
 
 if TYPE_CHECKING:
-    from recarc.training.checkpoint import Interrupted, TrainingError
+    from recarc.errors import Interrupted
+    from recarc.training.checkpoint import TrainingError
     from recarc.training.method import LossTerms, Method, Stage, StepContext
     from recarc.training.methods import method_named, names
     from recarc.training.recipes import Recipe, recipe_for
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "checkpoint": "Interrupted TrainingError",
+        "checkpoint": "TrainingError",
+        "loop": "Interrupted",
         "speed_options": "SpeedOptions",
         "method": "LossTerms Method Stage StepContext",
         "methods": "method_named names",

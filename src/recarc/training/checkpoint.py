@@ -26,10 +26,6 @@ class TrainingError(RunError):
     """Training stopped; the message says where, why, and what to do."""
 
 
-class Interrupted(TrainingError):
-    """Stopped from outside; rerunning the command resumes."""
-
-
 class CheckpointFolder:
     """`OUT.part` beside the ensemble folder OUT: what an unfinished run needs to resume. `out` None: nothing is saved.
 
