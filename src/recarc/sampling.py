@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from recarc.attacks import AdaptivePGD, Attack, Climb, Tight
-from recarc.attacks.problem import posed
+from recarc.attacks.problem import frozen_problem
 from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError
 from recarc.geometry import Ball
@@ -218,7 +218,7 @@ def two_members(ensemble: RandomizedEnsemble, samples: AttackedSamples, attack: 
     even, attack = ensemble.with_alpha([0.5, 0.5]), attack or Tight()
     foolable, together = [], []
     for x, y, ball in samples.batches():
-        with posed(even, x, y, ball) as problem:
+        with frozen_problem(even, x, y, ball) as problem:
             outcome = attack.outcome(problem)
             assert outcome.witnesses is not None
             singles = [problem.on_member(i).ensemble.correct(outcome.witnesses[i], problem.y) for i in range(2)]

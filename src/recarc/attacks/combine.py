@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recarc.attacks.base import Attack, Outcome, Stage, check_count, outcome_of
-from recarc.attacks.problem import Best, Problem, posed
+from recarc.attacks.problem import Best, Problem, frozen_problem
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import AttackViolation, InputError, unknown
 from recarc.geometry import Ball
@@ -121,7 +121,7 @@ class Restarts(Attack):
 
 @dataclass(frozen=True)
 class RandomAttacker(Attack):
-    """The paper's randomised "PGD" and "C&W": attack member j with probability alpha_j.
+    """The paper's randomized "PGD" and "C&W": attack member j with probability alpha_j.
 
     The call draws j per sample; `outcome` and `expected_accuracy` give the exact expectation over both draws.
     """
@@ -157,7 +157,7 @@ class RandomAttacker(Attack):
 
     def expected_accuracy(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         """L-bar = sum_j alpha_j L(x + delta_j), (B,) float64: the exact value of this attacker."""
-        with posed(ensemble, x, y, ball) as problem:
+        with frozen_problem(ensemble, x, y, ball) as problem:
             terms = [p * problem.expected_accuracy(x_adv) for p, x_adv in self.outcome(problem).mixture]
         return torch.stack(terms).sum(0)
 

@@ -107,7 +107,7 @@ def check_ball(ball: object) -> None:
 
 
 @contextmanager
-def posed(ensemble: RandomizedEnsemble | Member, x: Tensor, y: Tensor, ball: Ball) -> Iterator[Problem]:
+def frozen_problem(ensemble: RandomizedEnsemble | Member, x: Tensor, y: Tensor, ball: Ball) -> Iterator[Problem]:
     """The problem, checked; meanwhile the members are frozen and no gradients are recorded."""
     ensemble = as_ensemble(ensemble)
     with frozen(ensemble), torch.no_grad():
