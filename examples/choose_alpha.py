@@ -12,11 +12,7 @@ import argparse
 from own_models import digits, train
 
 from recarc import Ball, Climb, RandomizedEnsemble, Tight, evaluate
-from recarc.sampling import Samples, cutting_planes, grid_search, osp, two_members
-
-
-def quiet(method: str, alpha: list[float], accuracy: float) -> None:
-    """Print nothing; every alpha that is tried passes through here."""
+from recarc.sampling import AttackedSamples, cutting_planes, grid_search, osp, two_members
 
 
 def main() -> None:
@@ -26,15 +22,15 @@ def main() -> None:
     x, y = digits()
     members = [train(x[:1200], y[:1200], seed).eval() for seed in range(2)]
     ensemble, ball = RandomizedEnsemble(members), Ball("linf", 0.06)
-    validation = Samples(x[1200 : 1200 + count], y[1200 : 1200 + count], ball)
+    validation = AttackedSamples(x[1200 : 1200 + count], y[1200 : 1200 + count], ball)
     test = x[1500 : 1500 + count], y[1500 : 1500 + count]
 
     print(two_members(ensemble, validation, Tight("quick")).sentence)
     attack = Climb(steps=10, orders=1)
     choices = [
-        grid_search(ensemble, validation, points=6, watch=quiet),
-        osp(ensemble, validation, attack, rounds=5, watch=quiet),
-        cutting_planes(ensemble, validation, attack, rounds=5, watch=quiet),
+        grid_search(ensemble, validation, points=6),
+        osp(ensemble, validation, attack, rounds=5),
+        cutting_planes(ensemble, validation, attack, rounds=5),
     ]
     print("method   alpha          believed   on test data")
     for choice in choices:

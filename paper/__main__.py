@@ -20,7 +20,6 @@ from paper.setup import HERE, Setup
 from paper.tables import grids
 from recarc.cli.app import guarded, run
 from recarc.cli.output import print_entry, print_json, print_note
-from recarc.cli.train import training_errors
 from recarc.data import available
 from recarc.errors import InputError, unknown
 from recarc.runtime import check_precision, use_device, world_size
@@ -111,11 +110,10 @@ def paper(
         rows = setup.available(rows)
         parts = [row.name for row in rows]
     setup.check_epochs(wanted, rows)
-    with training_errors():
-        if train_only:
-            _train(wanted, rows, setup)
-            return
-        result = measure(wanted, setup, folder, parts, progress=not quiet)
+    if train_only:
+        _train(wanted, rows, setup)
+        return
+    result = measure(wanted, setup, folder, parts, progress=not quiet)
     if json_:
         print_json({"results": str(folder / f"{result.item}.json"), **asdict(result)})
     elif not quiet:

@@ -162,7 +162,9 @@ class ItemRun:
             return tuple(json.loads(path.read_text())["alpha"]), chosen_by
         x, y = part.batch(np.arange(count))
         device, precision = self.setup.device, self.setup.precision
-        samples = sampling.Samples(x.to(device), y.to(device), row.ball(), 2048 if device.type == "cuda" else 512)
+        samples = sampling.AttackedSamples(
+            x.to(device), y.to(device), row.ball(), 2048 if device.type == "cuda" else 512
+        )
         searched = accelerate(ensemble, precision) if precision in COARSE else ensemble
         choice = sampling.grid_search(searched, samples, attack, scale.grid, watch=self._report_alpha)
         write_bytes(path, json.dumps({"alpha": choice.alpha, "history": choice.history}).encode())

@@ -24,5 +24,5 @@ def test_margin_is_negative_iff_fooled() -> None:
 
 
 def test_unknown_loss() -> None:
-    with pytest.raises(InputError, match=r"unknown loss 'margn' \(did you mean 'margin'\?\); known: ce, margin"):
+    with pytest.raises(InputError, match=r"unknown loss 'margn' \(did you mean 'margin'\?\); known: ce, dlr, margin"):
         loss_named("margn")

@@ -14,6 +14,10 @@ class RunError(RuntimeError):
     """A run stopped for a reason outside it (disk full, memory); what was finished is kept."""
 
 
+class Interrupted(RunError):
+    """Stopped from outside; rerunning the command resumes. The command line exits with 3."""
+
+
 class AttackViolation(RuntimeError):
     """An attack returned something it was not allowed to return."""
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recarc.errors import unknown
+from recarc.errors import InputError, unknown
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -46,10 +46,21 @@ def _tiny(logits: Tensor) -> float:
     return 1e-12 if logits.dtype in (torch.float32, torch.float64) else 1e-4
 
 
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"ce": cross_entropy, "margin": negative_margin}
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "ce": cross_entropy,
+    "dlr": difference_of_logits_ratio,
+    "margin": negative_margin,
+}
 
 
 def loss_named(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     if name not in LOSSES:
         raise unknown("loss", name, LOSSES)
     return LOSSES[name]
+
+
+def check_loss(name: str, classes: int) -> None:
+    """Refuse a loss that compares more classes than the members have."""
+    needed = {"dlr": 3, "dlr_targeted": 4}.get(name, 2)
+    if classes < needed:
+        raise InputError(f"loss {name!r} needs {needed} classes or more, the members have {classes}; use 'ce'")

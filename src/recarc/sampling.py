@@ -17,19 +17,15 @@ import torch
 from torch import Tensor
 
 from recarc.attacks import AdaptivePGD, Attack, Climb, Tight
-from recarc.attacks.problem import posed
+from recarc.attacks.problem import frozen_problem
 from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError
 from recarc.geometry import Ball
 
 Patterns = np.ndarray  # (M, N) bool: which members are fooled
-Watch = Callable[[str, list[float], float], None]
+Watch = Callable[[str, list[float], float], None]  # given (method, alpha, accuracy) after each attack
 ROUNDS = 10  # of OSP
 MOST_POINTS = 1000  # attacks that a grid search may take
-
-
-def silent(method: str, alpha: list[float], accuracy: float) -> None:
-    """The `watch` of a search that reports nothing."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Samples:
+class AttackedSamples:
     """Labelled inputs on the members' device, attacked in batches; remembers every pattern found on them."""
 
     x: Tensor
@@ -74,10 +70,10 @@ class Samples:
 
 def grid_search(
     ensemble: RandomizedEnsemble,
-    samples: Samples,
+    samples: AttackedSamples,
     attack: Attack | None = None,
     points: int = 11,
-    watch: Watch = silent,
+    watch: Watch | None = None,
 ) -> Choice:
     """The paper's choice: the alpha on an even grid of the simplex with the highest accuracy under AdaptivePGD."""
     check_grid(len(ensemble), points)
@@ -86,40 +82,43 @@ def grid_search(
     for alpha in simplex_grid(len(ensemble), points):
         fooled = samples.patterns(ensemble.with_alpha(alpha), attack)
         history.append((alpha, 1 - float(np.array(alpha) @ fooled.mean(1))))
-        watch("grid", *history[-1])
+        if watch is not None:
+            watch("grid", *history[-1])
     alpha, believed = max(history, key=lambda row: row[1])
     return Choice("grid", alpha, believed, history)
 
 
 def osp(
     ensemble: RandomizedEnsemble,
-    samples: Samples,
+    samples: AttackedSamples,
     attack: Attack | None = None,
     rounds: int = ROUNDS,
     step: float = 1.0,
-    watch: Watch = silent,
+    watch: Watch | None = None,
 ) -> Choice:
     """Dbouk and Shanbhag 2023: alpha <- proj(alpha - (step / t) g), with g_m the error of member m under the attack."""
     attack = attack or Climb(orders=1)
+    history: list[tuple[list[float], float]] = []
 
     def errors(alpha: Tensor) -> Tensor:
         g = samples.patterns(ensemble.with_alpha(alpha), attack).mean(1)
-        watch("osp", alpha.tolist(), 1 - float(alpha.numpy() @ g))
+        history.append((alpha.tolist(), 1 - float(alpha.numpy() @ g)))
+        if watch is not None:
+            watch("osp", *history[-1])
         return torch.from_numpy(g)
 
     uniform = torch.full((len(ensemble),), 1 / len(ensemble), dtype=torch.float64)
-    best = projected_descent(errors, uniform, rounds, step)
-    history = [(alpha, 1 - error) for alpha, error in best.rounds]
-    return Choice("osp", best.alpha.tolist(), 1 - best.error, history)
+    alpha, error = projected_descent(errors, uniform, rounds, step)
+    return Choice("osp", alpha.tolist(), 1 - error, history)
 
 
 def cutting_planes(
     ensemble: RandomizedEnsemble,
-    samples: Samples,
+    samples: AttackedSamples,
     attack: Attack | None = None,
     rounds: int = 10,
     tolerance: float = 1e-3,
-    watch: Watch = silent,
+    watch: Watch | None = None,
 ) -> Choice:
     """Alternate the attack at alpha with the linear program over all patterns found, until the two agree.
 
@@ -138,7 +137,8 @@ def cutting_planes(
             alpha, bound = best_for_patterns(seen)
         seen.append(samples.patterns(ensemble.with_alpha(alpha), attack))
         history.append((alpha, 1 - float(np.array(alpha) @ seen[-1].mean(1))))
-        watch("lp", *history[-1])
+        if watch is not None:
+            watch("lp", *history[-1])
         if bound is not None and 1 - max(value for _, value in history) <= bound + tolerance:
             break
     best, believed = max(history, key=lambda row: row[1])
@@ -174,7 +174,7 @@ def best_for_patterns(seen: list[Patterns]) -> tuple[list[float], float]:
 
 @dataclass(frozen=True)
 class TwoMembers:
-    """Does randomising over two members help at all? Only if P(R) > |e_1 - e_2|.
+    """Does randomizing over two members help at all? Only if P(R) > |e_1 - e_2|.
 
     e_i: share of samples on which member i can be fooled alone; P(R): share on which each can be fooled alone, but no
     perturbation that was found fools both.
@@ -196,28 +196,29 @@ class TwoMembers:
     def sentence(self) -> str:
         better, other = ("first", "second") if self.e_1 <= self.e_2 else ("second", "first")
         figures = (
-            f"on {100 * self.p_r:.2f} % of the samples either member can be fooled but not both at once, and the "
-            f"{other} can be fooled alone on {100 * abs(self.e_1 - self.e_2):.2f} % more samples than the {better}"
+            f"on {100 * self.p_r:.2f} % of the samples each member can be fooled, but not both by the same "
+            f"perturbation, and the {other} can be fooled alone on {100 * abs(self.e_1 - self.e_2):.2f} % more samples "
+            f"than the {better}"
         )
         if not self.helps:
             return (
-                f"Randomising does not help: {figures}. Use the {better} member alone: it keeps "
-                f"{100 * (1 - min(self.e_1, self.e_2)):.2f} %, and ever drawing the {other} gains nothing."
+                f"Randomizing does not help: {figures}. Use the {better} member alone: it keeps "
+                f"{100 * (1 - min(self.e_1, self.e_2)):.2f} %, and drawing the {other} never helps."
             )
         return (
-            f"Randomising helps: {figures}. Use alpha = (1/2, 1/2): it keeps {100 * (1 - self.error(0.5)):.2f} %, "
+            f"Randomizing helps: {figures}. Use alpha = (1/2, 1/2): it keeps {100 * (1 - self.error(0.5)):.2f} %, "
             f"the {better} member alone {100 * (1 - min(self.e_1, self.e_2)):.2f} %."
         )
 
 
-def two_members(ensemble: RandomizedEnsemble, samples: Samples, attack: Tight | None = None) -> TwoMembers:
+def two_members(ensemble: RandomizedEnsemble, samples: AttackedSamples, attack: Tight | None = None) -> TwoMembers:
     """Analyse an ensemble of two, from one tight attack at alpha = (1/2, 1/2) and every pattern seen before."""
     if len(ensemble) != 2:
         raise InputError(f"the two-member analysis needs an ensemble of 2, this one has {len(ensemble)}")
     even, attack = ensemble.with_alpha([0.5, 0.5]), attack or Tight()
     foolable, together = [], []
     for x, y, ball in samples.batches():
-        with posed(even, x, y, ball) as problem:
+        with frozen_problem(even, x, y, ball) as problem:
             outcome = attack.outcome(problem)
             assert outcome.witnesses is not None
             singles = [problem.on_member(i).ensemble.correct(outcome.witnesses[i], problem.y) for i in range(2)]
@@ -257,29 +258,21 @@ def simplex_grid(members: int, points: int) -> list[list[float]]:
     return [[(b - a - 1) / total for a, b in itertools.pairwise(bar)] for bar in bars]
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """The best alpha seen, its error under attack, and every (alpha, error) in order."""
-
-    alpha: Tensor
-    error: float
-    rounds: list[tuple[list[float], float]]
-
-
 def projected_descent(
     errors: Callable[[Tensor], Tensor], alpha: Tensor, rounds: int = ROUNDS, step: float = 1.0
-) -> Sampling:
-    """Projected subgradient descent on the simplex; `errors(alpha)` are the members' errors under attack at alpha."""
-    seen: list[tuple[list[float], float]] = []
+) -> tuple[Tensor, float]:
+    """Projected subgradient descent on the simplex: the best alpha seen and its error under attack.
+
+    `errors(alpha)` are the members' errors under attack at alpha.
+    """
     best, lowest = alpha, float("inf")
     for t in range(1, rounds + 1):
         g = errors(alpha)
         error = float((alpha * g).sum())
-        seen.append((alpha.tolist(), error))
         if error < lowest:
             best, lowest = alpha, error
         alpha = project_simplex(alpha - step / t * g)
-    return Sampling(best, lowest, seen)
+    return best, lowest
 
 
 def project_simplex(v: Tensor) -> Tensor:

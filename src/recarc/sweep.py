@@ -66,7 +66,7 @@ def sweep(
     values: Sequence[float],
     out: str | Path,
     *,
-    tell: Callable[[str], None] | None = None,
+    say: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Sweep:
     """Evaluate every attack at every value of `over`; the same call resumes where it stopped.
@@ -74,7 +74,7 @@ def sweep(
     alpha: probability of the first member; the others share the rest in proportion. size: the first M members,
     equiprobable. steps and planes are set on the attacks that have them. Work is shared: an attack without the knob
     runs once, and if a staged attack (Tight) is in the list, attacks that are exactly its first stages (adaptive_pgd,
-    arc with its steps and planes) are read off its records. `tell` is given a line before each run, and `options` go
+    arc with its steps and planes) are read off its records. `say` is given a line before each run, and `options` go
     to `evaluate`.
     """
     points = checked_values(ensemble, attacks, ball, over, values)
@@ -93,8 +93,8 @@ def sweep(
                 continue
             varies = over not in ("steps", "planes") or changed is not attack
             run = folder / (f"{over}={_exact(value)}" if varies else "shared") / name
-            if tell is not None:
-                tell(f"{over} {value:g}, {name}")
+            if say is not None:
+                say(f"{over} {value:g}, {name}")
             result = evaluate(rec, changed, samples, its_ball, out=run, **options)
             cells.append(Cell(value, name, result.robust, run))
             if result.stages and hasattr(changed, "plain_stages"):

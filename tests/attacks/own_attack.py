@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from recarc.attacks import Attack, Best, Problem
@@ -23,5 +22,5 @@ class RandomPoints(Attack):
         x, ball, best = problem.x, problem.ball, Best.clean(problem)
         for t in range(self.tries):
             x_adv = ball.move(x, ball.random_start(x, self.seed + t))
-            best.consider(problem, torch.arange(len(x), device=x.device), x_adv)
+            best.consider(problem, x_adv)
         return best.x_adv

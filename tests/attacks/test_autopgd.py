@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recarc import PGD, AutoPGD, Ball, InputError, RandomizedEnsemble
+from recarc import PGD, AdaptivePGD, AutoPGD, Ball, InputError, RandomizedEnsemble
 from recarc.attacks.autopgd import checkpoints
 from recarc.losses import difference_of_logits_ratio, targeted_dlr
 from tiny import labels_of, mlp, mlp_ensemble, points
@@ -91,3 +91,13 @@ def test_bad_knobs() -> None:
         AutoPGD(member=0, loss="dlr_targeted")(two, x, labels_of(two, x), Ball("linf", 0.1))
     with pytest.raises(InputError, match="member 5 does not exist"):
         AutoPGD(member=5)(two, x, labels_of(two, x), Ball("linf", 0.1))
+
+
+def test_every_gradient_attack_takes_the_same_losses() -> None:
+    ensemble = mlp_ensemble(2, seed=1)
+    x = points(6, 6)
+    y = labels_of(ensemble, x)
+    for attack in (AdaptivePGD(steps=2, loss="dlr"), PGD(steps=2, loss="dlr")):
+        assert attack(ensemble, x, y, Ball("linf", 0.1)).shape == x.shape
+    with pytest.raises(InputError, match="loss 'dlr' needs 3 classes or more, the members have 2; use 'ce'"):
+        AdaptivePGD(loss="dlr").check_fit(2, 2, Ball("linf", 0.1))

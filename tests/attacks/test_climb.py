@@ -84,7 +84,7 @@ def test_swap_drops_a_light_member_for_a_heavier_one() -> None:
     x, y, ball = torch.zeros(1, 2, dtype=torch.float64), torch.ones(1, dtype=torch.long), Ball("linf", 1.0, box=None)
     problem = Problem(ensemble, x, y, ball)
     best = Best.clean(problem)
-    best.consider(problem, torch.tensor([0]), torch.tensor([[0.7, 0.0]], dtype=torch.float64))
+    best.consider(problem, torch.tensor([[0.7, 0.0]], dtype=torch.float64), torch.tensor([0]))
     assert best.v.item() == 0.6
     Search(problem, best, steps=20, kappa=0.02).swap(hopeless=torch.zeros(2, 1, dtype=torch.bool))
     assert best.v.item() == ensemble.expected_accuracy(best.x_adv, y).item() == 0.4

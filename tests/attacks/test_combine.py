@@ -29,7 +29,7 @@ from recarc import (
     evaluate,
 )
 from recarc.attacks import Outcome
-from recarc.attacks.problem import Problem, posed
+from recarc.attacks.problem import Problem, frozen_problem
 from recarc.errors import AttackViolation
 from recarc.evaluation import Verdict
 from tiny import Recorder, labels_of, mlp, mlp_ensemble, points
@@ -149,7 +149,7 @@ def test_wrappers_refuse(make: object, message: str) -> None:
         make()
 
 
-# The randomised attacker
+# The randomized attacker
 
 
 @pytest.mark.parametrize("inner", [PGD(steps=5), CarliniWagner(member=0, steps=5, search_steps=2, learning_rate=0.05)])
@@ -163,7 +163,7 @@ def test_random_attacker_value_is_the_exact_double_expectation(inner: Attack) ->
         for i, a_i in enumerate(ensemble.alpha.tolist()):
             expected += a_j * a_i * (ensemble.members[i](u).argmax(1) == y)
     torch.testing.assert_close(attacker.expected_accuracy(ensemble, x, y, BALL), expected)
-    with posed(ensemble, x, y, BALL) as stated:
+    with frozen_problem(ensemble, x, y, BALL) as stated:
         mixture = attacker.outcome(stated).mixture
     assert [p for p, _ in mixture] == [ensemble.alpha[j].item() for j in ensemble.order]
 
@@ -185,7 +185,7 @@ def test_random_attacker_call_draws_members_as_alpha_says() -> None:
 
 def test_outcome_of_a_plain_attack_is_its_point() -> None:
     ensemble, x, y = problem(5)
-    with posed(ensemble, x, y, BALL) as stated:
+    with frozen_problem(ensemble, x, y, BALL) as stated:
         ((probability, u),) = LinearARC().outcome(stated).mixture
     assert probability == 1.0 and torch.equal(u, LinearARC()(ensemble, x, y, BALL))
 
@@ -208,7 +208,7 @@ def test_restarts_of_a_staged_attack_keep_its_stages_and_its_floor() -> None:
     assert np.array_equal(twice.robust_scores, np.minimum(once.robust_scores, again.robust_scores))
     assert np.array_equal(twice.alone & once.alone, twice.alone), "each run may fool a member that others did not"
     assert twice.floor_scores is not None and bool((twice.floor_scores <= twice.robust_scores + 1e-12).all())
-    assert Verdict.of(twice).floor == twice.floor
+    assert Verdict.of(twice).floor == twice.floor and twice.preset == once.preset == "quick"
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def test_witnesses_come_from_whichever_attack_found_one() -> None:
     plain = staged(ARC(steps=1), ball)
     for i in range(2):
         assert 0 < alone[i][i].sum() < 40
-        assert np.array_equal(both.alone[i], alone[i][i] & (plain.adversarial[0, i] == plain.labels))
+        assert np.array_equal(both.alone[i], alone[i][i] & (plain.records.adversarial[0, i] == plain.records.labels))
     assert np.array_equal(both.robust_scores, np.minimum(plain.robust_scores, plain.clean_scores))
 
 

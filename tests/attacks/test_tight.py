@@ -11,7 +11,7 @@ from torch import Tensor
 from bank import bank
 from recarc import ARC, Ball, InputError, RandomizedEnsemble, Tight
 from recarc.attacks import Outcome
-from recarc.attacks.problem import Best, Problem, posed
+from recarc.attacks.problem import Best, Problem, frozen_problem
 from recarc.exact import optimum
 from tiny import labels_of, mlp, mlp_ensemble, points
 
@@ -22,7 +22,7 @@ STAGES = [  # and whether each is an attack by itself
 
 
 def outcome_of(attack: Tight, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Outcome:
-    with posed(ensemble, x, y, ball) as problem:
+    with frozen_problem(ensemble, x, y, ball) as problem:
         return attack.outcome(problem)
 
 
@@ -70,7 +70,7 @@ def test_a_witness_is_kept_for_every_member_that_was_fooled() -> None:
     ensemble = mlp_ensemble(3, [0.5, 0.3, 0.2])
     x, ball = points(80, 6), Ball("l2", 0.2)
     y = labels_of(ensemble, x)
-    with posed(ensemble, x, y, ball) as problem:
+    with frozen_problem(ensemble, x, y, ball) as problem:
         best = Best.clean(problem, witnesses=True)
         list(Tight("quick", steps=3)._stages(problem, best))
     assert best.witnesses is not None

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from recarc import RandomizedEnsemble, save_ensemble
+from recarc import Ball, RandomizedEnsemble, save_ensemble
 from recarc.cli import app as program
+from recarc.cli.alpha import best_choice
 from recarc.models import build
+from recarc.sampling import AttackedSamples, Choice, TwoMembers
 
 QUICK = ["--data", "digits", "--limit", "12", "--eps", "0.02", "--points", "3", "--rounds", "1", "--quiet"]
 
@@ -40,13 +43,27 @@ def test_three_choices_and_the_analysis_as_json(ensemble: Path, capsys: Any) -> 
         if max(choice["alpha"]) == 1:
             assert choice["robust_accuracy"] == pytest.approx(1 - two[f"e_{choice['alpha'].index(1) + 1}"])
     assert two["helps"] == (two["p_r"] > abs(two["e_1"] - two["e_2"]))
-    assert two["says"].startswith("Randomising helps" if two["helps"] else "Randomising does not help")
+    assert two["says"].startswith("Randomizing helps" if two["helps"] else "Randomizing does not help")
 
 
 def test_table_and_words(ensemble: Path, capsys: Any) -> None:
     assert run(ensemble, *QUICK, "--methods", "grid") == 0
     printed = capsys.readouterr().out
-    assert "under tight" in printed and "Best: alpha = (" in printed and "Randomising" in printed
+    assert "worst of all" in printed and "Best: alpha = (" in printed and "Randomizing" in printed
+    assert "under tight" not in printed, "the accuracy is that under the worst pattern found by any of the attacks"
+
+
+def test_on_a_tie_the_best_choice_is_what_the_analysis_recommends() -> None:
+    """e_1 = 1/4, e_2 = 1/2, P(R) = 1/4: (1/2, 1/2) is as good as the first member alone, and no better."""
+    first, second = np.array([[1, 0, 0, 0], [0, 0, 0, 0]], bool), np.array([[0, 0, 0, 0], [1, 1, 0, 0]], bool)
+    samples = AttackedSamples(torch.zeros(4, 1), torch.zeros(4), Ball("linf", 0.1), seen=[first, second])
+    even = Choice("grid", [0.5, 0.5], 0.75, [])
+    two = TwoMembers(0.25, 0.5, 0.25)
+    assert not two.helps and samples.accuracy([0.5, 0.5]) == samples.accuracy([1.0, 0.0]) == 0.75
+    best, accuracy = best_choice([even], samples, two)
+    assert best.alpha == [1.0, 0.0] and accuracy == 0.75
+    assert best_choice([even], samples, TwoMembers(0.25, 0.5, 0.3))[0] is even
+    assert best_choice([even], samples, None)[0] is even
 
 
 @pytest.mark.parametrize(

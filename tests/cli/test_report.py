@@ -50,6 +50,8 @@ def test_what_it_prints(folder: Path, tmp_path: Path, capsys: Any) -> None:
     assert run("report", folder, "--out", tmp_path / "page.html") == 0
     printed = capsys.readouterr().out
     assert "onclusive: the robust accuracy is" in printed and "2 runs" in printed
+    assert run("report", folder / "adaptive_pgd", "--out", tmp_path / "page.html") == 0
+    assert "1 run, " in capsys.readouterr().out.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,16 @@ from recarc.models import build
 from tiny import assert_unchanged, binary, photograph, points
 
 
-def linear_pair(seed: int, count: int = 30) -> tuple[RandomizedEnsemble, choosing.Samples]:
+def linear_pair(seed: int, count: int = 30) -> tuple[RandomizedEnsemble, choosing.AttackedSamples]:
     g = torch.Generator().manual_seed(seed)
     w = torch.randn(2, 6, generator=g, dtype=torch.float64)
     ensemble = RandomizedEnsemble([binary(w[0], 0.4), binary(w[1], 0.6)])
     x = 0.4 * torch.randn(count, 6, generator=g, dtype=torch.float64)
     y = torch.ones(count, dtype=torch.long)
-    return ensemble, choosing.Samples(x, y, Ball("linf", 0.15, box=None), batch_size=32)
+    return ensemble, choosing.AttackedSamples(x, y, Ball("linf", 0.15, box=None), batch_size=32)
 
 
-def exact(ensemble: RandomizedEnsemble, samples: choosing.Samples, alpha: list[float]) -> float:
+def exact(ensemble: RandomizedEnsemble, samples: choosing.AttackedSamples, alpha: list[float]) -> float:
     return float(optimum(ensemble.with_alpha(alpha), samples.x, samples.y, samples.ball).accuracy.mean())
 
 
@@ -74,7 +74,7 @@ def test_program_over_patterns_by_hand() -> None:
 
 
 def test_sentences() -> None:
-    assert "Randomising does not help" in choosing.TwoMembers(0.5, 1.0, 0.2).sentence
+    assert "Randomizing does not help" in choosing.TwoMembers(0.5, 1.0, 0.2).sentence
     assert "Use the first member alone: it keeps 50.00 %" in choosing.TwoMembers(0.5, 1.0, 0.2).sentence
     helps = choosing.TwoMembers(0.5, 0.6, 0.4)
     assert helps.helps and "it keeps 65.00 %" in helps.sentence
@@ -127,7 +127,7 @@ def test_members_in_train_mode_are_judged_in_eval_mode_and_left_alone() -> None:
     members = [nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)) for _ in range(2)]
     ensemble = RandomizedEnsemble(members)
     x = points(24, 6, dtype=torch.float32)
-    samples = choosing.Samples(x, ensemble.eval().predictions(x)[0], Ball("linf", 0.1), batch_size=10)
+    samples = choosing.AttackedSamples(x, ensemble.eval().predictions(x)[0], Ball("linf", 0.1), batch_size=10)
     attack, tight = AdaptivePGD(steps=2), Tight("quick", steps=2)
     expected = samples.patterns(ensemble, attack), choosing.two_members(ensemble, samples, tight)
     ensemble.train()

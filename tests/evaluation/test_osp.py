@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recarc import Ball, RandomizedEnsemble
-from recarc.sampling import Samples, osp, project_simplex, projected_descent
+from recarc.sampling import AttackedSamples, osp, project_simplex, projected_descent
 from tiny import labels_of, mlp, points
 
 
@@ -27,11 +27,14 @@ def test_the_projection_is_the_nearest_point_of_the_simplex() -> None:
 def test_two_members_that_cannot_be_fooled_together_are_mixed_evenly() -> None:
     # The attacker fools whichever member is likelier, never both: the error is max(alpha), best at (1/2, 1/2).
     def errors(alpha: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.one_hot(alpha.argmax(), 2).double()
+        g = torch.nn.functional.one_hot(alpha.argmax(), 2).double()
+        seen.append(float(alpha @ g))
+        return g
 
-    found = projected_descent(errors, torch.tensor([0.9, 0.1], dtype=torch.float64), rounds=40)
-    assert found.error == pytest.approx(0.5, abs=0.03)
-    assert found.error == min(error for _, error in found.rounds)
+    seen: list[float] = []
+    alpha, error = projected_descent(errors, torch.tensor([0.9, 0.1], dtype=torch.float64), rounds=40)
+    assert error == pytest.approx(0.5, abs=0.03) and error == float(alpha.max())
+    assert error == min(seen) and len(seen) == 40
 
 
 def test_a_useless_member_gets_nothing() -> None:
@@ -42,6 +45,6 @@ def test_a_useless_member_gets_nothing() -> None:
     ensemble = RandomizedEnsemble([mlp(0), useless])
     y = labels_of(ensemble, x)
     kept = y != 0
-    found = osp(ensemble, Samples(x[kept], y[kept], Ball("linf", 0.03)), rounds=4)
+    found = osp(ensemble, AttackedSamples(x[kept], y[kept], Ball("linf", 0.03)), rounds=4)
     assert found.alpha[0] > 0.9
     assert found.believed > found.history[0][1]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recarc import ARC, PGD, Ball, RandomAttacker, RandomizedEnsemble, evaluate
-from recarc.attacks.polish import polished
+from recarc.attacks.polish import polish
 from recarc.attacks.problem import Problem
 from tiny import cnn, labels_of, points
 
@@ -40,7 +40,7 @@ def test_what_the_search_believed_holds_in_float32(norm: str) -> None:
     before = ensemble.expected_accuracy(back, y)
     believed = searched.expected_accuracy(back, y)
     wrong = ~ensemble.correct(back, y)
-    moved = polished(Problem(ensemble, x, y, ball), searched, back, wrong)
+    moved = polish(Problem(ensemble, x, y, ball), searched, back, wrong)
     after = ensemble.expected_accuracy(moved, y)
     assert float(ball.violation(x, moved).max()) < 1e-6
     assert bool((after <= before).all())
@@ -52,7 +52,7 @@ def test_what_the_search_believed_holds_in_float32(norm: str) -> None:
 
 def test_it_is_not_used_where_the_search_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr("recarc.evaluation.judge.polished", lambda *given: calls.append(len(given[2])) or given[2])
+    monkeypatch.setattr("recarc.evaluation.judge.polish", lambda *given: calls.append(len(given[2])) or given[2])
     ensemble = RandomizedEnsemble([cnn(i, dtype=torch.float32) for i in range(2)], [0.7, 0.3])
     x = points(20, 2, 4, 4, dtype=torch.float32)
     data, ball = (x, labels_of(ensemble, x)), Ball("linf", 0.06)

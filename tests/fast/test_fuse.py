@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recarc import InputError
-from recarc.fast import FastMember, Settings
+from recarc.fast import FastMember, FastSettings
 from recarc.fast.convert import folded_copy, in_search_precision, is_fully_fused, is_fused
 from recarc.fast.execute import Executor
 from recarc.fast.fuse import FusedBlock, fuse_blocks, plain_convolve
@@ -195,7 +195,7 @@ def test_a_member_that_is_not_what_its_trace_says_is_run_unfused(monkeypatch: py
 
     monkeypatch.setattr("recarc.fast.convert.kernel_convolve", lambda: wrong)
     net, x = Odd("plain").eval(), torch.rand(2, 3, 6, 6)
-    member = FastMember(net, Settings("float16", graphs=False))
+    member = FastMember(net, FastSettings("float16", graphs=False))
     with pytest.warns(UserWarning, match="running without fused convolutions: logits differ"):
         member(x)
     assert not is_fused(member.search_net)
@@ -218,7 +218,7 @@ class Recalibrated(nn.Module):
 def test_a_member_whose_fused_form_fails_is_run_unfused(gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recarc.fast.convert.kernel_convolve", lambda: plain_convolve)
     net, x = Recalibrated().eval(), torch.rand(2, 3, 6, 6, requires_grad=gradient)
-    member = FastMember(net, Settings("float16", graphs=False))
+    member = FastMember(net, FastSettings("float16", graphs=False))
     assert is_fused(member.search_net)
     with pytest.warns(UserWarning, match="running without fused convolutions: The expanded size"):
         logits = member(x)
@@ -231,7 +231,7 @@ def test_running_out_of_memory_is_no_reason_to_run_unfused(monkeypatch: pytest.M
         raise torch.cuda.OutOfMemoryError("full")
 
     monkeypatch.setattr("recarc.fast.convert.kernel_convolve", lambda: full)
-    member = FastMember(Odd("plain").eval(), Settings("float16", graphs=False))
+    member = FastMember(Odd("plain").eval(), FastSettings("float16", graphs=False))
     for _ in range(2):  # a smaller batch is checked again
         with pytest.raises(torch.cuda.OutOfMemoryError):
             member(torch.rand(2, 3, 6, 6))

@@ -17,7 +17,7 @@ from torch import Tensor
 from recarc.errors import InputError
 from recarc.models import FORMATS, build, import_checkpoint, load_ensemble, read_manifest
 from recarc.models.importers import NORMALISATIONS, CheckpointFormat
-from recarc.models.importers.convert import Wanted, fitting_spec, registry_names
+from recarc.models.importers.matching import Wanted, fitting_spec, registry_names
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 DVERGE = SHARED / "dverge" / "3_ResNet20_eps_0.07_seed_0.pth"

@@ -210,9 +210,9 @@ def test_an_unfinished_run_of_another_command_is_not_touched(tmp_path: Path, mon
     with pytest.raises(Interrupted):
         small("natural", out=out, epochs=1)
     before = (tmp_path / "run.part" / STATE).read_bytes()
-    with pytest.raises(InputError, match=r"another unfinished run .*seed 0, not 1"):
+    with pytest.raises(InputError, match=r"another unfinished run .*seed is 0 in that run and 1 now"):
         small("natural", out=out, epochs=1, seed=1)
-    with pytest.raises(InputError, match=r"recipe lr 0\.1, not 0\.05"):
+    with pytest.raises(InputError, match=r"recipe\.lr is 0\.1 in that run and 0\.05 now"):
         small("natural", out=out, epochs=1, changes={"lr": 0.05})
     assert (tmp_path / "run.part" / STATE).read_bytes() == before
     (tmp_path / "run.part" / STATE).write_bytes(before[: len(before) // 2])

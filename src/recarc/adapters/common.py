@@ -98,7 +98,7 @@ def warn_about_probabilities(ensemble: RandomizedEnsemble, x: Tensor) -> None:
 # Attacks of other packages, as attacks of this one -----------------------------------------------------
 
 
-Run = Callable[[nn.Module, Tensor, Tensor, Ball], Tensor]
+Perturb = Callable[[nn.Module, Tensor, Tensor, Ball], Tensor]
 
 
 class Target(nn.Module):
@@ -125,7 +125,7 @@ class PeerAttack(Attack):
 
     name: str  # package, version and attack
     knobs: Mapping[str, Any]
-    run: Run = field(repr=False)
+    run: Perturb = field(repr=False)
     member: int | None = None  # None: the expected logits
     seed: int = 0
 

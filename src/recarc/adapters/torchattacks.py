@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from recarc.adapters.common import (
     PeerAttack,
-    Run,
+    Perturb,
     as_labels,
     class_for,
     ensemble_from,
@@ -125,7 +125,7 @@ def _check_ball(ball: Ball, name: str) -> None:
         raise InputError(f"{name} supports only the box (0, 1), the ball has {ball.box}")
 
 
-def _with_target(attack: Any, name: str) -> Run:
+def _with_target(attack: Any, name: str) -> Perturb:
     def run(target: nn.Module, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         _check_ball(ball, name)
         _check_mode(attack, name)
@@ -149,7 +149,7 @@ def _without_model(attack: Any) -> Any:
     return bare
 
 
-def _instantiated(kind: Any, knobs: dict[str, Any], name: str) -> Run:
+def _instantiated(kind: Any, knobs: dict[str, Any], name: str) -> Perturb:
     parameters = inspect.signature(kind.__init__).parameters
     for knob in knobs:
         if knob not in parameters or knob in ("eps", "model"):

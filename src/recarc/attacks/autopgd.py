@@ -13,11 +13,10 @@ from recarc.attacks.pgd import check_member
 from recarc.attacks.problem import Best, Problem
 from recarc.attacks.registry import register
 from recarc.ensemble import predictions_of
-from recarc.errors import InputError, unknown
+from recarc.errors import unknown
 from recarc.geometry import Ball, per_sample, working_dtype
-from recarc.losses import cross_entropy, difference_of_logits_ratio, negative_margin, targeted_dlr
+from recarc.losses import LOSSES, check_loss, targeted_dlr
 
-LOSSES = ("ce", "dlr", "dlr_targeted", "margin")
 MOMENTUM = 0.75  # Croce and Hein's alpha
 WORTH_COMPACTING = 0.8  # copying the state costs more than attacking a few finished samples
 PROGRESS = 0.75  # their rho: the share of steps that must have increased the loss
@@ -74,15 +73,13 @@ class AutoPGD(Attack):
     def __post_init__(self) -> None:
         check_count("steps", self.steps)
         check_count("targets", self.targets)
-        if self.loss not in LOSSES:
-            raise unknown("loss", self.loss, LOSSES)
+        if self.loss not in (*LOSSES, "dlr_targeted"):
+            raise unknown("loss", self.loss, (*LOSSES, "dlr_targeted"))
 
     def check_fit(self, members: int, classes: int, ball: Ball) -> None:
         if self.member is not None:
             check_member(self.member, members)
-        needed = {"dlr": 3, "dlr_targeted": 4}.get(self.loss, 2)
-        if classes < needed:
-            raise InputError(f"loss {self.loss!r} needs {needed} classes or more, the members have {classes}; use 'ce'")
+        check_loss(self.loss, classes)
 
     def perturb(self, problem: Problem) -> Tensor:
         if self.member is not None:
@@ -101,7 +98,7 @@ class AutoPGD(Attack):
     def _loss(self, logits: Tensor, y: Tensor, target: Tensor | None) -> Tensor:
         if target is not None:
             return targeted_dlr(logits, y, target)
-        return {"ce": cross_entropy, "dlr": difference_of_logits_ratio, "margin": negative_margin}[self.loss](logits, y)
+        return LOSSES[self.loss](logits, y)
 
     def _visit(
         self, problem: Problem, best: Best, index: Tensor, point: Tensor, target: Tensor | None

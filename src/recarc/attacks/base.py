@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recarc.attacks.problem import Problem, posed
+from recarc.attacks.problem import Problem, frozen_problem
 from recarc.ensemble import Member, RandomizedEnsemble, frozen
 from recarc.errors import InputError
 from recarc.geometry import Ball, working_dtype
@@ -33,7 +33,7 @@ class Stage:
 class Outcome:
     """The points that an attack hands to the judge, who believes nothing else.
 
-    `mixture`: (probability, x_adv) pairs, several where the attacker randomises too. `stages`: for a staged attack,
+    `mixture`: (probability, x_adv) pairs, several where the attacker randomizes too. `stages`: for a staged attack,
     where each stage ended, in order. `witnesses`: (M, B, ...), for each member a point at which it is fooled, or x
     where no attack on that member alone succeeded.
     """
@@ -49,7 +49,7 @@ class Attack(ABC):
 
     def __call__(self, ensemble: RandomizedEnsemble | Member, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         """Adversarial inputs for (x, y), inside the ball and its box; same shape and dtype as x."""
-        with posed(ensemble, x, y, ball) as problem:
+        with frozen_problem(ensemble, x, y, ball) as problem:
             return self.run_on(problem)
 
     def run_on(self, problem: Problem) -> Tensor:

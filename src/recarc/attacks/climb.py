@@ -165,8 +165,7 @@ class Climb(Attack):
     def perturb(self, problem: Problem) -> Tensor:
         best = Best.clean(problem)
         if self.start is not None:
-            everyone = torch.arange(len(problem), device=problem.x.device)
-            best.consider(problem, everyone, self.start.perturb(problem))
+            best.consider(problem, self.start.perturb(problem))
         self.improve(problem, best, torch.zeros_like(best.wrong))
         return best.x_adv
 

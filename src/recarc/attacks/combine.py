@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recarc.attacks.base import Attack, Outcome, Stage, check_count, outcome_of
-from recarc.attacks.problem import Best, Problem, posed
+from recarc.attacks.problem import Best, Problem, frozen_problem
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import AttackViolation, InputError, unknown
 from recarc.geometry import Ball
@@ -44,7 +44,7 @@ class WorstOf(Attack):
             left = (best.v > 0).nonzero()[:, 0]
             if not len(left):
                 break
-            best.consider(problem, left, _points(attack, problem.take(left)))
+            best.consider(problem, _points(attack, problem.take(left)), left)
         return best.x_adv
 
     def outcome(self, problem: Problem) -> Outcome:
@@ -63,7 +63,7 @@ class WorstOf(Attack):
             outcome = outcome_of(attack, part) if _shows_more(attack) else Outcome([])
             x_adv = outcome.mixture[0][1] if len(outcome.mixture) == 1 else _points(attack, part)
             if len(index):
-                best.consider(problem, index, x_adv)
+                best.consider(problem, x_adv, index)
             stages = stages or tuple(outcome.stages)
             if outcome.witnesses is not None:
                 witnesses = True
@@ -121,7 +121,7 @@ class Restarts(Attack):
 
 @dataclass(frozen=True)
 class RandomAttacker(Attack):
-    """The paper's randomised "PGD" and "C&W": attack member j with probability alpha_j.
+    """The paper's randomized "PGD" and "C&W": attack member j with probability alpha_j.
 
     The call draws j per sample; `outcome` and `expected_accuracy` give the exact expectation over both draws.
     """
@@ -157,7 +157,7 @@ class RandomAttacker(Attack):
 
     def expected_accuracy(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
         """L-bar = sum_j alpha_j L(x + delta_j), (B,) float64: the exact value of this attacker."""
-        with posed(ensemble, x, y, ball) as problem:
+        with frozen_problem(ensemble, x, y, ball) as problem:
             terms = [p * problem.expected_accuracy(x_adv) for p, x_adv in self.outcome(problem).mixture]
         return torch.stack(terms).sum(0)
 

@@ -14,7 +14,7 @@ from recarc.attacks.registry import register
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
 from recarc.geometry import Ball, per_sample, working_dtype
-from recarc.losses import loss_named
+from recarc.losses import check_loss, loss_named
 
 
 def ascend(
@@ -45,6 +45,9 @@ class GradientAttack(Attack):
         check_step_size(self.step_size)
         loss_named(self.loss)
 
+    def check_fit(self, members: int, classes: int, ball: Ball) -> None:
+        check_loss(self.loss, classes)
+
     def objective(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor) -> Tensor:
         """The quantity to increase, (B,)."""
         raise InputError(f"{type(self).__name__} has no objective of its own")
@@ -70,6 +73,7 @@ class PGD(GradientAttack):
     member: int = 0
 
     def check_fit(self, members: int, classes: int, ball: Ball) -> None:
+        super().check_fit(members, classes, ball)
         check_member(self.member, members)
 
     def objective(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ STEPS = 10
 FIRST_STEP, DEPTH = 0.05, 0.02  # in units of eps: small, for this is no search
 
 
-def polished(problem: Problem, searched: RandomizedEnsemble, x_adv: Tensor, wrong: Tensor) -> Tensor:
+def polish(problem: Problem, searched: RandomizedEnsemble, x_adv: Tensor, wrong: Tensor) -> Tensor:
     """x_adv, moved where `searched` has more members wrong than the problem's own, if that fools those after all.
 
     `wrong` (M, B): which of the problem's own members are fooled at x_adv.

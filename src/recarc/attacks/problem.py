@@ -107,7 +107,7 @@ def check_ball(ball: object) -> None:
 
 
 @contextmanager
-def posed(ensemble: RandomizedEnsemble | Member, x: Tensor, y: Tensor, ball: Ball) -> Iterator[Problem]:
+def frozen_problem(ensemble: RandomizedEnsemble | Member, x: Tensor, y: Tensor, ball: Ball) -> Iterator[Problem]:
     """The problem, checked; meanwhile the members are frozen and no gradients are recorded."""
     ensemble = as_ensemble(ensemble)
     with frozen(ensemble), torch.no_grad():
@@ -156,8 +156,10 @@ class Best:
         self.x_adv[improved], self.v[improved], self.wrong[:, improved] = x_adv[better], v[better], wrong[:, better]
         return improved
 
-    def consider(self, problem: Problem, index: Tensor, x_adv: Tensor) -> None:
-        """Offer the points that an attack returned for the samples `index`."""
+    def consider(self, problem: Problem, x_adv: Tensor, index: Tensor | None = None) -> None:
+        """Offer the points that an attack returned for all samples, or for the samples `index`."""
+        if index is None:
+            index = torch.arange(len(problem), device=problem.x.device)
         wrong = ~problem.ensemble.correct(x_adv, problem.y[index])
         self.offer(index, x_adv, wrong, problem.ensemble.score(~wrong))
 

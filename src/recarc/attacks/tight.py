@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from recarc.attacks.adaptive_pgd import AdaptivePGD
@@ -87,10 +86,9 @@ class Tight(Attack):
     def _stages(self, problem: Problem, best: Best) -> Iterator[Stage]:
         """Run the stages one by one, each improving `best`; yields where each one ended."""
         effort = PRESETS[self.preset]
-        everyone = torch.arange(len(problem), device=problem.x.device)
         for name, plain in self.plain_stages(problem.classes).items():
             x_adv = plain.run_on(problem)
-            best.consider(problem, everyone, x_adv)
+            best.consider(problem, x_adv)
             yield Stage(name, x_adv, alone=True)
 
         for i in problem.ensemble.order:
@@ -120,7 +118,7 @@ class Tight(Attack):
 def _run(attack: Attack, problem: Problem, best: Best, index: Tensor) -> None:
     """Offer what an attack finds on the samples `index`."""
     if len(index):
-        best.consider(problem, index, attack.perturb(problem.take(index)))
+        best.consider(problem, attack.perturb(problem.take(index)), index)
 
 
 def _above_floor(ensemble: RandomizedEnsemble, best: Best) -> Tensor:

@@ -26,7 +26,7 @@ from recarc.cli.sweep import sweep
 from recarc.cli.theory import theory
 from recarc.cli.train import train
 from recarc.cli.zoo import zoo
-from recarc.errors import AttackViolation, InputError, RunError
+from recarc.errors import AttackViolation, InputError, Interrupted, RunError
 from recarc.provenance import started_by
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -51,10 +51,6 @@ app = typer.Typer(
 )
 
 
-class Interrupted(Exception):
-    """Ctrl-C, carried past the command-line library, which would handle it itself."""
-
-
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def inner(*args: Any, **kwargs: Any) -> None:
@@ -62,7 +58,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             with working_folder_importable() if kwargs.get("trust_code") else nullcontext():
                 command(*args, **kwargs)
         except KeyboardInterrupt:
-            raise Interrupted from None
+            raise Interrupted from None  # the command-line library would handle Ctrl-C itself
 
     return inner
 
@@ -113,9 +109,9 @@ def run(arguments: Sequence[str], program: typer.Typer = app, name: str = "recar
         with warnings.catch_warnings(), started_by([*name.split(), *words]):
             warnings.showwarning = _show_warning
             program(["--verbose"] * verbose + words, prog_name=name)
-    except (Interrupted, KeyboardInterrupt):
+    except (Interrupted, KeyboardInterrupt) as stop:
         hint = "" if NOT_RESUMABLE & set(words[:1]) else "; with --out, rerun the command to resume"
-        print_note(f"interrupted{hint}")
+        print_note(str(stop) or f"interrupted{hint}")
         return 3
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1

@@ -54,7 +54,7 @@ def evaluate(
     quiet: options.QuietOption = False,
     json_: options.JsonOption = False,
 ) -> None:
-    """Attack an ensemble on a data set and print the accuracy that is left, with a 95 % interval.
+    """Attack an ensemble on a data set and report the accuracy that remains, with a 95 % interval.
 
     Example: `recarc evaluate my-ensemble --data cifar10 --eps 8/255 --attack arc --limit 1000 --out runs/arc`
 

@@ -15,23 +15,23 @@ from recarc.errors import InputError
 EnsembleArgument = Annotated[
     Path, typer.Argument(help="An ensemble folder (`recarc train`, `recarc import`) or zoo:NAME (`recarc zoo list`).")
 ]
-AlphaOption = Annotated[str | None, typer.Option(help="Other sampling probabilities, such as 0.9,0.1.")]
+AlphaOption = Annotated[str | None, typer.Option(help="Override the sampling probabilities, e.g. 0.9,0.1.")]
 
 DataOption = Annotated[str, typer.Option(help="A data set's name (`recarc data list`) or a folder of images.")]
 SplitOption = Annotated[str, typer.Option(help="Split of the data set.")]
 DataDirOption = Annotated[Path | None, typer.Option(help="Where the files of data sets are (default: RECARC_DATA).")]
 LimitOption = Annotated[int | None, typer.Option(help="Use only the first LIMIT samples.")]
 
-NormOption = Annotated[str, typer.Option(help="linf, l2, l1 or a number p >= 1.")]
-EpsOption = Annotated[str, typer.Option(help="Radius of the ball in the units of the inputs, such as 8/255.")]
+NORM = typer.Option(help="linf, l2, l1 or a number p >= 1.")
+EPS = typer.Option(help="Radius of the ball in the units of the inputs, such as 8/255.")
+NormOption = Annotated[str, NORM]
+EpsOption = Annotated[str, EPS]
 BoxOption = Annotated[str, typer.Option(help="Range of valid inputs: low,high, or none.")]
 
 PresetOption = Annotated[str | None, typer.Option(help="Effort of the tight attack: quick, standard or thorough.")]
 StepsOption = Annotated[int | None, typer.Option(help="Iterations of the attack.")]
 StepSizeOption = Annotated[str | None, typer.Option(help="Step size of the attack, such as 2/255.")]
-PlanesOption = Annotated[
-    int | None, typer.Option(help="ARC's G: competing classes per step; all by default, fewer within tight.")
-]
+PlanesOption = Annotated[int | None, typer.Option(help="ARC's G: competing classes per step (default: all).")]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of the attack's random numbers.")]
 
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
@@ -39,7 +39,8 @@ PrecisionOption = Annotated[
     str, typer.Option(help="Precision of the attack: float32, float64, tf32, float16 (GPU) or bfloat16.")
 ]
 TrustCodeOption = Annotated[
-    bool, typer.Option("--trust-code", help="Run Python code that the ensemble or the attack names.")
+    bool,
+    typer.Option("--trust-code", help="Allow running Python code named by the ensemble folder or on the command line."),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Print no progress and no tables.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]

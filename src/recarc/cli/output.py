@@ -81,7 +81,7 @@ def print_evaluation(result: Evaluation) -> None:
         decided = result.to_json()["decided_by"]
         stages = result.stage_accuracies.items()
         rows = [[name, percent(accuracy.value), str(decided.get(name, ""))] for name, accuracy in stages]
-        print_table(["stage", "accuracy %", "decided"], rows)
+        print_table(["stage", "accuracy %", "samples decided"], rows)
     if result.alone is not None:
         from recarc.evaluation import Verdict
 

@@ -30,6 +30,7 @@ def report(
     Pictures need runs made with --save-inputs.
     """
     from recarc.report import build_report, load_runs, write_figures, write_page, write_tables
+    from recarc.training.progress import counted
 
     content = build_report(load_runs(run), title, data_dir, ensemble=ensemble)
     page = write_page(content, out)
@@ -46,6 +47,6 @@ def report(
         print(content.verdict.sentence)
     for note in content.notes:
         print(note)
-    print(f"{page}: {len(content.runs)} runs, {page.stat().st_size / 1024:.0f} kB; open it in a browser")
+    print(f"{page}: {counted(len(content.runs), 'run')}, {page.stat().st_size / 1024:.0f} kB; open it in a browser")
     if drawn or written:
-        print(f"{len(drawn)} figures and {len(written)} tables")
+        print(f"{counted(len(drawn), 'figure')} and {counted(len(written), 'table')}")

@@ -70,8 +70,8 @@ def sweep(
     if probabilities is not None:
         rec = rec.with_alpha(probabilities)
     images = load(data, split, data_dir=data_dir, limit=limit)
-    ball, tell = recarc.Ball(norm, radius, valid), None if quiet else print_note
-    result = run(rec, attacks, images, ball, over, points, out, tell=tell, progress=not quiet, precision="float32")
+    ball, say = recarc.Ball(norm, radius, valid), None if quiet else print_note
+    result = run(rec, attacks, images, ball, over, points, out, say=say, progress=not quiet, precision="float32")
     if json_:
         print_json({**result.to_json(), "out": str(out)})
     elif not quiet:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from recarc.cli import options
 from recarc.cli.options import assignments, number, numbers
 from recarc.cli.output import print_entry, print_json
 from recarc.training.methods import method_named, names
@@ -31,21 +29,21 @@ def train(
         typer.Argument(help=f"{', '.join(names())}, or with --trust-code your own, as package.module:Class."),
     ],
     out: Annotated[Path, typer.Option(help="The ensemble folder to create; must be new or empty.")],
-    data: Annotated[str, typer.Option(help="Name of a data set (cifar10, digits, ...) or a folder.")] = "cifar10",
+    data: options.DataOption = "cifar10",
     arch: Annotated[str, typer.Option(help="Architecture of the members.")] = "resnet20",
     arch_option: Annotated[
         list[str] | None,
         typer.Option(help="Option of the architecture: NAME=VALUE, such as stem=imagenet; repeatable."),
     ] = None,
-    norm: Annotated[str | None, typer.Option(help="linf, l2, l1 or a number p >= 1.")] = None,
-    eps: Annotated[str | None, typer.Option(help="Radius for images in [0, 1], such as 8/255.")] = None,
+    norm: Annotated[str | None, options.NORM] = None,
+    eps: Annotated[str | None, options.EPS] = None,
     recipe: Annotated[str, typer.Option(help="fast, or paper for the paper's hyper-parameters.")] = "fast",
     members: Annotated[int | None, typer.Option(help="Number of members; by default that of the method.")] = None,
     seed: Annotated[int, typer.Option(help="Member i is initialised with seed + i.")] = 0,
     start: Annotated[
         Path | None, typer.Option(help="Ensemble folder with the first members, or with the baseline of dverge.")
     ] = None,
-    alpha: Annotated[str | None, typer.Option(help="Sampling probabilities, such as 0.9,0.1.")] = None,
+    alpha: options.AlphaOption = None,
     epochs: Annotated[float | None, typer.Option(help="Overrides the recipe.")] = None,
     batch: Annotated[int | None, typer.Option(help="Overrides the recipe.")] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate; overrides the recipe.")] = None,
@@ -55,10 +53,8 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any field of the recipe: FIELD=VALUE; repeatable.")
     ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with the files of the data set (default: RECARC_DATA).")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps; auto uses a GPU if there is one.")] = "auto",
+    data_dir: options.DataDirOption = None,
+    device: options.DeviceOption = "auto",
     bf16: Annotated[bool | None, typer.Option("--bf16/--no-bf16", help=f"bfloat16 passes. {ON_GPU}")] = None,
     channels_last: Annotated[
         bool | None,
@@ -83,15 +79,13 @@ def train(
     checkpoint_minutes: Annotated[float, typer.Option(help="Minutes between checkpoints.")] = 5.0,
     tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard curves.")] = None,
     force: Annotated[bool, typer.Option(help="Accept an eps of an unlikely scale.")] = False,
-    trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Allow a method of your own, which runs its code.")
-    ] = False,
+    trust_code: options.TrustCodeOption = False,
     list_methods: Annotated[
         bool,
         typer.Option("--list-methods", callback=_list_methods, is_eager=True, help="Describe the methods and exit."),
     ] = False,
-    quiet: Annotated[bool, typer.Option(help="Show no progress.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+    quiet: options.QuietOption = False,
+    json_: options.JsonOption = False,
 ) -> None:
     """Train a randomized ensemble and save it as a folder for `recarc evaluate`.
 
@@ -101,6 +95,7 @@ def train(
 
     On several GPUs: `torchrun --nproc-per-node=4 -m recarc train ... --out bat-linf`
     """
+    from recarc.runtime import first_process
     from recarc.training import SpeedOptions
     from recarc.training import train as run
     from recarc.training.progress import to_stderr
@@ -109,44 +104,29 @@ def train(
     overrides["label_smoothing"] = label_smoothing
     changes: dict[str, Any] = assignments("--set", "FIELD=VALUE", set_ or [])
     changes |= {name: value for name, value in overrides.items() if value is not None}
-    with training_errors():
-        ensemble = run(
-            method,
-            data,
-            arch,
-            norm=norm,
-            eps=None if eps is None else number("--eps", eps),
-            out=out,
-            recipe=recipe,
-            members=members,
-            seed=seed,
-            start=start,
-            alpha=None if alpha is None else numbers("--alpha", alpha),
-            changes=changes,
-            arch_options=assignments("--arch-option", "NAME=VALUE", arch_option or []),
-            device=None if device == "auto" else device,
-            speed=SpeedOptions(bf16, channels_last, compile_, cuda_graph, fold, fuse, side_by_side),
-            checkpoint_minutes=checkpoint_minutes,
-            confirm=force,
-            data_dir=data_dir,
-            tensorboard=tensorboard,
-            trust_code=trust_code,
-            say=None if quiet else to_stderr,
-        )
-    from recarc.runtime import first_process
-
+    ensemble = run(
+        method,
+        data,
+        arch,
+        norm=norm,
+        eps=None if eps is None else number("--eps", eps),
+        out=out,
+        recipe=recipe,
+        members=members,
+        seed=seed,
+        start=start,
+        alpha=None if alpha is None else numbers("--alpha", alpha),
+        changes=changes,
+        arch_options=assignments("--arch-option", "NAME=VALUE", arch_option or []),
+        device=None if device == "auto" else device,
+        speed=SpeedOptions(bf16, channels_last, compile_, cuda_graph, fold, fuse, side_by_side),
+        checkpoint_minutes=checkpoint_minutes,
+        confirm=force,
+        data_dir=data_dir,
+        tensorboard=tensorboard,
+        trust_code=trust_code,
+        say=None if quiet else to_stderr,
+    )
     if json_ and first_process():
         probabilities = [round(a, 12) for a in ensemble.alpha.tolist()]
         print_json({"out": str(out), "method": method, "members": len(ensemble), "alpha": probabilities})
-
-
-@contextmanager
-def training_errors() -> Iterator[None]:
-    """Print a training error in one line and exit with its code: 3 where rerunning resumes, else 1."""
-    from recarc.training import Interrupted, TrainingError
-
-    try:
-        yield
-    except TrainingError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(3 if isinstance(error, Interrupted) else 1) from None

@@ -71,7 +71,7 @@ def evaluate(
         stack.enter_context(frozen(ensemble))
         prepared = ranks.together(lambda: prepare(ensemble, attack, samples, ball, settings, saved_configuration(path)))
         stack.enter_context(reproducible(prepared.device))
-        run = _Run(prepared, ranks, progress, callbacks)
+        run = _Process(prepared, ranks, progress, callbacks)
         folder = ranks.agree(lambda: run.open(path, resume, stack))
         ranks.together(lambda: check_rank(folder, ranks.rank, prepared.config, prepared.first_logits))
         todo = ranks.agree(lambda: shards_to_do(folder, run.environment))
@@ -86,7 +86,7 @@ def evaluate(
     return result
 
 
-class _Run:
+class _Process:
     """One process's share of an evaluation that was prepared."""
 
     def __init__(self, prepared: Prepared, ranks: Ranks, progress: bool, callbacks: Sequence[Any]) -> None:

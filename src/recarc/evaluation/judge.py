@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from recarc.attacks.base import Outcome, Stage
-from recarc.attacks.polish import polished
+from recarc.attacks.polish import polish
 from recarc.attacks.problem import Best, Problem
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import AttackViolation, InputError
@@ -133,7 +133,7 @@ class _Judged:
         labels = part.ensemble.predictions(x_adv)
         if not self.attacked.coarse:
             return x_adv, labels
-        moved = polished(part, searched, x_adv, labels != part.y)
+        moved = polish(part, searched, x_adv, labels != part.y)
         changed = (moved != x_adv).flatten(1).any(1).nonzero()[:, 0]
         if len(changed):
             self._check(part.x[changed], moved[changed], part.ball.take(changed), index[changed])

@@ -119,7 +119,8 @@ def _first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: 
     names = getattr(samples, "classes", None)
     if names is not None and len(names) != classes:
         raise InputError(
-            f"the ensemble has {classes} classes, {samples.name} has {len(names)}; they do not belong together"
+            f"the ensemble has {classes} classes, {samples.name} has {len(names)}; "
+            "was the ensemble trained on this data set?"
         )
     labels = getattr(samples, "y", None)
     if isinstance(labels, Tensor):

@@ -16,7 +16,7 @@ CLEAN = "clean"  # the entry before the first stage: no attack
 
 @dataclass
 class Records:
-    """n samples, M members, J adversarial inputs per sample (J > 1 where the attacker randomises too).
+    """n samples, M members, J adversarial inputs per sample (J > 1 where the attacker randomizes too).
 
     Predictions are labels, judged in float32; -1 means that the member's logits were NaN. `weights` are the attacker's
     probabilities. `stages` of a staged attack: first "clean", then per stage the labels at its own points, where it is

@@ -41,7 +41,7 @@ class Estimate:
 class Evaluation:
     """Per-sample bits of an attacked ensemble, and every figure that follows from them.
 
-    Shapes: N samples, M members, J adversarial inputs per sample (1, or one per member if the attacker randomises).
+    Shapes: N samples, M members, J adversarial inputs per sample (1, or one per member if the attacker randomizes).
     """
 
     records: Records
@@ -187,6 +187,14 @@ class Evaluation:
         return np.tensordot(self.weights, (self.adversarial_predictions == self.labels).mean(2), axes=1)
 
     @property
+    def preset(self) -> str | None:
+        """The preset of the attack, or of the attack within it: what is restarted is as weak as its preset."""
+        attack = self.configuration.get("attack")
+        while isinstance(attack, dict) and "preset" not in attack:
+            attack = attack.get("attack")
+        return str(attack["preset"]) if isinstance(attack, dict) else None
+
+    @property
     def attacked_members(self) -> list[int] | None:
         """(J,) the member each input was made against, heaviest first; None unless the attack is per member."""
         order = [int(j) for j in np.argsort(-self.alpha, kind="stable") if self.alpha[j] > 0]  # that of RandomAttacker
@@ -302,7 +310,7 @@ def estimate(scores: np.ndarray) -> Estimate:
 def columns(evaluation: Evaluation) -> dict[str, np.ndarray]:
     """One row per sample: index, label, scores, then every member's clean and attacked prediction (-1: NaN logits).
 
-    A member of alpha 0 was not attacked alone, so its column of that is empty. If the attacker randomises over J
+    A member of alpha 0 was not attacked alone, so its column of that is empty. If the attacker randomizes over J
     inputs, the attacked predictions and norms are numbered by input first.
     """
     table = {

@@ -45,7 +45,7 @@ def member_floor(ensemble: RandomizedEnsemble, alone: Tensor) -> Floor:
 def certified_floor(
     ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball, radius: Callable[[int, Tensor, Tensor], Tensor]
 ) -> Floor:
-    """The floor from certificates: no attack whatever goes below it.
+    """The floor from certificates: no attack can go below it.
 
     `radius(i, x, y)` gives the (B,) radius in the ball's norm within which member i provably keeps the label y.
     """

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recarc.attacks.problem import Problem, posed
+from recarc.attacks.problem import Problem, frozen_problem
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
 from recarc.exact.affine import affine_parameters
@@ -43,7 +43,7 @@ def optimum(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> O
     Branches over sets of members; NP-hard in their number, around ten are quick.
     """
     check_norm(ball.norm)
-    with posed(ensemble, x.detach(), y, ball) as problem:
+    with frozen_problem(ensemble, x.detach(), y, ball) as problem:
         return _optimum(problem)
 
 

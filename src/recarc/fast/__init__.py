@@ -3,6 +3,6 @@
 What an attack finds with a fast copy is judged with the original members in float32.
 """
 
-from recarc.fast.fast_member import FastMember, Settings, accelerate
+from recarc.fast.fast_member import FastMember, FastSettings, accelerate
 
-__all__ = ["FastMember", "Settings", "accelerate"]
+__all__ = ["FastMember", "FastSettings", "accelerate"]

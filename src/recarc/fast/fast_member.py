@@ -22,7 +22,7 @@ SIZES_PER_TILE = 4  # other tiles are padded to a multiple of a quarter on a GPU
 
 
 @dataclass(frozen=True)
-class Settings:
+class FastSettings:
     """How members are run. `precision` is that of gradients; predictions round no coarser than TF32 or float16."""
 
     precision: str = "float32"
@@ -56,7 +56,7 @@ def accelerate(
     ensemble = as_ensemble(ensemble)
     device = ensemble.device_of_members() or torch.device("cpu")
     check_precision(precision, device, ("float32", *COARSE))
-    settings = Settings(precision, compile, graphs if device.type == "cuda" else False, tile, one_size)
+    settings = FastSettings(precision, compile, graphs if device.type == "cuda" else False, tile, one_size)
     members = [FastMember(m, settings) if isinstance(m, nn.Module) else m for m in ensemble.members]
     return ensemble.with_members(members)
 
@@ -67,7 +67,7 @@ class FastMember(nn.Module):
     Gradients flow to the input only, and may be taken several times.
     """
 
-    def __init__(self, member: nn.Module, settings: Settings) -> None:
+    def __init__(self, member: nn.Module, settings: FastSettings) -> None:
         super().__init__()
         self.settings = settings
         self.folded = folded_copy(member)

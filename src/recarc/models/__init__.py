@@ -8,7 +8,7 @@ from recarc.lazy import attach
 
 if TYPE_CHECKING:
     from recarc.models.importers import FORMATS
-    from recarc.models.importers.convert import Imported, import_checkpoint
+    from recarc.models.importers.matching import Imported, import_checkpoint
     from recarc.models.registry import FactorySpec, ModelSpec, build, from_factory, names, register, with_factory
     from recarc.models.store import Manifest, MemberFile, load_ensemble, read_manifest, save_ensemble
 

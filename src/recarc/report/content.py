@@ -192,11 +192,9 @@ def _members(main: Run) -> list[MemberRow]:
 
 
 def _matrix(run: Run) -> Matrix | None:
-    cross = run.evaluation.cross_robustness
-    if cross is None or run.attack.get("class") != "RandomAttacker":
+    cross, columns = run.evaluation.cross_robustness, run.evaluation.attacked_members
+    if cross is None or columns is None or run.attack.get("class") != "RandomAttacker":
         return None
-    order = sorted(range(len(run.alpha)), key=lambda i: -run.alpha[i])  # in which the attacker visits the members
-    columns = [i for i in order if run.alpha[i] > 0]
     by_member = np.argsort(columns)
     return Matrix(run.label, cross[:, by_member].tolist(), [columns[k] for k in by_member])
 

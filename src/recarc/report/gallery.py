@@ -30,7 +30,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttackedImage:
     """What one attack did to one image."""
 
     attack: str
@@ -47,7 +47,7 @@ class Example:
     label: str
     clean: np.ndarray
     answers: list[Answer]
-    outcomes: list[Outcome]
+    outcomes: list[AttackedImage]
 
 
 def pictures(
@@ -124,14 +124,14 @@ def _inputs(run: Run, rows: np.ndarray) -> np.ndarray:
     return np.stack(inputs)
 
 
-def _outcome(run: Run, x_adv: np.ndarray, clean: np.ndarray, row: int, classes: Sequence[str]) -> Outcome:
+def _outcome(run: Run, x_adv: np.ndarray, clean: np.ndarray, row: int, classes: Sequence[str]) -> AttackedImage:
     evaluation = run.evaluation
     delta = x_adv - clean
     largest = float(np.abs(delta).max())
     scaled = delta / largest if largest > 0 else delta
     answers = _answers(evaluation.adversarial_predictions[0, :, row], int(evaluation.labels[row]), classes)
     score, size = float(evaluation.robust_scores[row]), float(evaluation.norms[0, row])
-    return Outcome(run.label, scaled, x_adv.clip(0, 1), answers, score, size)
+    return AttackedImage(run.label, scaled, x_adv.clip(0, 1), answers, score, size)
 
 
 def _answers(predictions: np.ndarray, label: int, classes: Sequence[str]) -> list[Answer]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from recarc.lazy import attach
 
 if TYPE_CHECKING:
-    from recarc.training.checkpoint import Interrupted, TrainingError
+    from recarc.errors import Interrupted
+    from recarc.training.checkpoint import TrainingError
     from recarc.training.method import LossTerms, Method, Stage, StepContext
     from recarc.training.methods import method_named, names
     from recarc.training.recipes import Recipe, recipe_for

@@ -26,10 +26,6 @@ class TrainingError(RunError):
     """Training stopped; the message says where, why, and what to do."""
 
 
-class Interrupted(TrainingError):
-    """Stopped from outside; rerunning the command resumes."""
-
-
 class CheckpointFolder:
     """`OUT.part` beside the ensemble folder OUT: what an unfinished run needs to resume. `out` None: nothing is saved.
 
@@ -75,12 +71,13 @@ class CheckpointFolder:
             saved = None
         if not isinstance(saved, dict):
             raise InputError(f"{folder} is not an unfinished run of `recarc train`: move it or choose another out")
-        for key in sorted({*saved, *self.config}):
-            if saved.get(key) != self.config.get(key):
-                raise InputError(
-                    f"{folder} holds another unfinished run ({_difference(key, saved, self.config)}): rerun its "
-                    "command to resume, delete it, or choose another out folder"
-                )
+        from recarc.evaluation.fingerprint import differences
+
+        for difference in differences(saved, self.config, ("in that run", "now")):
+            raise InputError(
+                f"{folder} holds another unfinished run ({difference}): rerun its command to resume, delete it, or "
+                "choose another out folder"
+            )
         return True
 
     def due(self) -> bool:
@@ -149,14 +146,6 @@ def _read(path: Path) -> dict[str, Any]:
     except Exception as error:  # torch.load raises whatever a broken file provokes
         raise InputError(f"{path} cannot be read ({first_line(error)}): delete {path.parent} to start over") from None
     return state
-
-
-def _difference(key: str, saved: dict[str, Any], current: dict[str, Any]) -> str:
-    a, b = saved.get(key), current.get(key)
-    if isinstance(a, dict) and isinstance(b, dict):
-        inner = next(k for k in sorted({*a, *b}) if a.get(k) != b.get(k))
-        return f"{key} {inner} {a.get(inner)!r}, not {b.get(inner)!r}"
-    return f"{key} {a!r}, not {b!r}"
 
 
 def disk_message(error: OSError, path: object, saved: str) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recarc.errors import first_line
+from recarc.errors import Interrupted, first_line
 from recarc.runtime import kernel_settings
 from recarc.training.batches import Pixels
-from recarc.training.checkpoint import CheckpointFolder, Interrupted, TrainingError
+from recarc.training.checkpoint import CheckpointFolder, TrainingError
 from recarc.training.cuda_graph import step_function
 from recarc.training.progress import Progress
 from recarc.training.speed_options import Execution

@@ -10,7 +10,7 @@ from torch import Tensor
 from recarc.attacks.arc import ARC
 from recarc.ensemble import RandomizedEnsemble
 from recarc.geometry import Ball
-from recarc.sampling import Samples, osp, projected_descent
+from recarc.sampling import AttackedSamples, osp, projected_descent
 from recarc.training.method import StepContext
 from recarc.training.methods.mrboost import MRBoost
 
@@ -35,9 +35,9 @@ class BARRE(MRBoost):
             context.alpha.copy_(alpha)
             return measure().double().cpu()
 
-        context.alpha.copy_(projected_descent(errors, current).alpha)
+        context.alpha.copy_(projected_descent(errors, current)[0])
 
     def choose_alpha(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor | None:
         with torch.no_grad():
             arc = ARC(planes=min(4, ensemble.logits(x[:1]).shape[-1] - 1))
-            return torch.tensor(osp(ensemble, Samples(x, y, ball), arc).alpha, dtype=torch.float64)
+            return torch.tensor(osp(ensemble, AttackedSamples(x, y, ball), arc).alpha, dtype=torch.float64)
