@@ -221,6 +221,6 @@ def test_reports_pass_over_an_interrupted_training(tmp_path: Path, monkeypatch: 
     assert command_line(["report", str(tmp_path), "--out", str(tmp_path / "page.html"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"] == 1
     assert command_line(["report", str(tmp_path / "unfinished.part"), "--out", str(tmp_path / "none.html")]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "contains no run" in capsys.readouterr().err
     assert command_line(["show", str(tmp_path / "unfinished.part")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
