@@ -188,6 +188,7 @@ def move_bump(picture: Picture, x: Tensor, ball: Ball, delta: Tensor, draws: Ten
     """
     norm, p = ball.norm, ball.norm.p
     height, width = picture.sides(share, least=3)
+    height, width = min(height | 1, picture.height), min(width | 1, picture.width)  # odd: the bump has a middle
     here, there = picture.window(draws[:, :2], height, width), picture.window(draws[:, 2:4], height, width)
     bump = two_bumps(height, width, p).to(delta)
     turned = bump.T if height == width else bump
