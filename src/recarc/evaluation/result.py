@@ -189,10 +189,14 @@ class Evaluation:
     @property
     def preset(self) -> str | None:
         """The preset of the attack, or of the attack within it: what is restarted is as weak as its preset."""
-        attack = self.configuration.get("attack")
-        while isinstance(attack, dict) and "preset" not in attack:
-            attack = attack.get("attack")
-        return str(attack["preset"]) if isinstance(attack, dict) else None
+        inner = [self.configuration.get("attack")]
+        while inner:
+            attack = inner.pop(0)
+            if isinstance(attack, dict) and "preset" in attack:
+                return str(attack["preset"])
+            if isinstance(attack, dict):
+                inner += [attack.get("attack"), *attack.get("attacks", ())]
+        return None
 
     @property
     def attacked_members(self) -> list[int] | None:
