@@ -90,7 +90,7 @@ def member_signals(i: int, member: Member, x: Tensor, y: Tensor, ball: Ball) -> 
     if len(right) < FEW:
         return
     probe = _Probe(member, x[right], y[right], ball.take(right))
-    lowest = probe.descended(ball.take(right))
+    lowest = probe.descended(probe.ball)
     masks = {
         "gradients_disagree": probe.disagreeing(),
         "covering_ball_survived": probe.surviving(),
@@ -181,9 +181,9 @@ class _Probe:
         return value.detach(), gradient.nan_to_num(nan=0.0)
 
     def disagreeing(self) -> Tensor:
-        """(B,) samples at which steps down the gradient do too little or too much at the worst scale.
+        """(B,) samples at which a step down the gradient does too little or too much.
 
-        At the clean point or at a random one of the ball: whichever shows it on more samples. The largest mask counts.
+        Of all scales, from the clean point and from a random one of the ball: where the most samples show it.
         """
         x, ball = self.x, self.ball
         dtype = dtype_of(self.member) or x.dtype
