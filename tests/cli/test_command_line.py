@@ -62,6 +62,10 @@ def test_show_prints_what_was_warned_of(ensemble: str, tmp_path: Path, capsys: A
     capsys.readouterr()
     assert run("show", out) == 0
     assert "warning: members[0] is not what it seems" in capsys.readouterr().out
+    signals = [{"member": 0, "name": "gradients_disagree", "figure": 0.4}]
+    (out / "summary.json").write_text(json.dumps({**told, "signals": signals}))
+    assert run("show", out, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["signals"] == signals
 
 
 def test_quiet_prints_nothing(ensemble: str, capsys: Any) -> None:

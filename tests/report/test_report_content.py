@@ -33,6 +33,7 @@ from recarc.attacks import (
 from recarc.data import load
 from recarc.evaluation import Evaluation, Verdict
 from recarc.evaluation.fingerprint import described, eps_text
+from recarc.evaluation.masking import Signal
 from recarc.report import Report, Run, build_report, load_runs, render, write_figures, write_page, write_tables
 from recarc.report.content import _main
 from recarc.report.rescoring import _minimal
@@ -95,6 +96,14 @@ def test_the_page_keeps_what_a_run_was_warned_of(runs: Path) -> None:
     told = build_report([run])
     assert told.notes[-1] == "ARC: the outputs look like <b>probabilities</b>"
     assert "&lt;b&gt;probabilities" in render(told)
+
+
+def test_the_page_names_the_signals_of_masking(runs: Path) -> None:
+    (run,) = load_runs([runs / "tight"])
+    assert "<li>gradients_disagree" not in render(build_report([run]))
+    run.evaluation.signals[:] = [Signal(0, "gradients_disagree", 0.4)]
+    page = render(build_report([run]))
+    assert "<li>gradients_disagree of members[0] (40 %)</li>" in page and "not conclusive" in page
 
 
 def test_a_member_that_was_not_attacked_is_not_called_robust(runs: Path) -> None:

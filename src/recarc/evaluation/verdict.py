@@ -107,8 +107,8 @@ class Verdict:
             doubts.append("the run is not finished: rerun its command to resume")
         if self.meets_floor and self.gap_limit > CARRIED:
             doubts.append(
-                f"{self.samples} samples are too few: on others the gap may be {_percent(self.gap_limit)} points, and "
-                f"{_percent(CARRIED)} would do"
+                f"{self.samples} samples are too few: on others the gap may be up to {100 * self.gap_limit:.3f} "
+                f"points, more than {100 * CARRIED:g}"
             )
         if guessing:
             doubts.append(f"on clean inputs {_members(guessing)} is no better than chance")
