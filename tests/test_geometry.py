@@ -234,6 +234,74 @@ def test_projection_onto_l1_is_the_nearest_point() -> None:
         np.testing.assert_allclose(out[n], result.x[:4] - result.x[4:], atol=1e-5)
 
 
+@pytest.mark.parametrize("eps", [0.0, 0.1, 1.0, 5.0, 500.0])
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+def test_projection_onto_l1_ball_and_box_solves_its_equation(eps: float, dtype: torch.dtype, atol: float) -> None:
+    """The nearest point is clip(sgn(d) (|d| - theta)+) with ||.||_1 = eps: theta by plain bisection instead."""
+    x, d = points(20, 60, dtype=dtype), normal(20, 60, dtype=dtype)
+    x[:, :10], x[:, 10:20] = 0, 1
+    d *= torch.logspace(-3, 1, 20, dtype=dtype)[:, None]
+    out = Ball("l1", eps).project(d, x)
+    for n in range(20):
+        row, start = d[n].double(), x[n].double()
+
+        def point(theta: float, row: Tensor = row, start: Tensor = start) -> Tensor:
+            return (row.sign() * (row.abs() - theta).clamp(min=0)).clamp(-start, 1 - start)
+
+        low, high = 0.0, float(row.abs().max())
+        for _ in range(100):
+            middle = (low + high) / 2
+            low, high = (middle, high) if float(point(middle).abs().sum()) > eps else (low, middle)
+        best = point(0.0) if float(point(0.0).abs().sum()) <= eps else point(high)
+        torch.testing.assert_close(out[n].double(), best, rtol=0, atol=atol)
+
+
+def test_projection_onto_l1_ball_and_box_is_the_nearest_point() -> None:
+    """Against scipy: minimise ||u - d||^2 with u = a - c, 0 <= a <= 1 - x, 0 <= c <= x and sum a + c <= eps."""
+    d, x = normal(6, 4, seed=8), points(6, 4)
+    eps = torch.tensor([0.1, 0.3, 0.6, 1.0, 1.5, 4.0], dtype=torch.float64)
+    out = Ball("l1", eps).project(d, x)
+    for n in range(6):
+        target = d[n].numpy()
+        result = optimize.minimize(
+            lambda v, t=target: ((v[:4] - v[4:] - t) ** 2).sum(),
+            np.full(8, 0.01),
+            jac=lambda v, t=target: 2 * np.r_[v[:4] - v[4:] - t, -(v[:4] - v[4:] - t)],
+            bounds=[(0, float(1 - u)) for u in x[n]] + [(0, float(u)) for u in x[n]],
+            constraints=[{"type": "ineq", "fun": lambda v, e=float(eps[n]): e - v.sum()}],
+            method="SLSQP",
+            options={"ftol": 1e-14, "maxiter": 500},
+        )
+        np.testing.assert_allclose(out[n], result.x[:4] - result.x[4:], atol=1e-5)
+
+
+# Steps
+
+
+@pytest.mark.parametrize("p", P)
+def test_steps_have_unit_norm_and_are_the_steepest_except_in_l1(p: float) -> None:
+    g, x = normal(5, 8), points(5, 8)
+    ball = Ball(p, 3.0)
+    d = ball.step_direction(g, x, torch.zeros_like(x))
+    torch.testing.assert_close(ball.norm.norm(d), torch.ones(5, dtype=torch.float64))
+    assert bool((d * g >= 0).all())
+    if p == 1:
+        largest = g.abs().topk(3).indices  # eps 3 in a box of width 1 changes at least three values
+        assert torch.equal((d != 0).nonzero()[:, 1].reshape(5, 3), largest.sort(1).values)
+    else:
+        assert torch.equal(d, ball.norm.steepest(g))
+    assert torch.equal(Ball(p, 3.0, box=None).step_direction(g, x, torch.zeros_like(x)), ball.norm.steepest(g))
+
+
+def test_sparse_steps_skip_values_that_the_box_stops() -> None:
+    g = torch.tensor([[5.0, -4.0, 3.0, 2.0, 1.0]])
+    x, delta = torch.tensor([[0.5, 0.0, 0.2, 0.3, 0.4]]), torch.tensor([[0.5, 0.0, 0.0, 0.0, 0.0]])
+    ball = Ball("l1", 1.0)
+    assert ball.step_direction(g, x, delta, torch.tensor([2.0])).tolist() == [[0.0, 0.0, 0.5, 0.5, 0.0]]
+    assert ball.step_direction(g, x, delta, torch.tensor([99.0])).count_nonzero() == 3
+    assert not ball.step_direction(torch.zeros(1, 5), x, delta).any()
+
+
 @pytest.mark.parametrize("p", P)
 def test_projection_stays_in_ball_and_box(p: float) -> None:
     x = points(40, 6)

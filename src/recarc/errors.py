@@ -22,6 +22,10 @@ class AttackViolation(RuntimeError):
     """An attack returned something it was not allowed to return."""
 
 
+class RecarcWarning(UserWarning):
+    """The evaluation continues, but its result may mislead."""
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
     """The error for an unknown name: lists the known ones and suggests the nearest."""
     names = sorted(known)

@@ -78,6 +78,11 @@ class Norm:
             return math.inf
         return 1.0 if math.isinf(self.p) else self.p / (self.p - 1)
 
+    @property
+    def sparse(self) -> bool:
+        """Whether the best perturbations change few values: p = 1, where `steepest` changes a single one."""
+        return self.p == 1
+
     def norm(self, v: Tensor) -> Tensor:
         """||v||_p per sample, (B,)."""
         return _vector_norm(v, self.p)
@@ -206,16 +211,16 @@ class Ball:
         return torch.full((len(x),), self.eps, device=x.device, dtype=working_dtype(x))
 
     def project(self, delta: Tensor, x: Tensor) -> Tensor:
-        """Pi: exact Euclidean projection onto the l1, l2 or linf ball; feasible radial scaling for another p.
+        """Pi: the nearest point of ball and box together for p in {1, inf}.
 
-        The box then clips: the result is in ball and box (|delta| only shrinks, as x is in the box), though
-        for p < inf not the nearest point of their intersection.
+        For another p the ball comes first (exactly for p = 2, else by radial scaling) and the box then clips: the
+        result is in both (|delta| only shrinks, as x is in the box), though not the nearest such point.
         """
         eps = per_sample(self.radius(x), x)
         if math.isinf(self.norm.p):
             delta = torch.maximum(torch.minimum(delta, eps), -eps)
         elif self.norm.p == 1:
-            delta = _project_l1(delta, self.radius(x))
+            delta = _soft_threshold(delta, self.radius(x), self._room(x, delta))
         else:
             length = per_sample(self.norm.norm(delta), delta)
             delta = delta * torch.where(length > eps, eps / torch.where(length > eps, length, 1), 1)
@@ -223,6 +228,35 @@ class Ball:
             return delta
         wide = x.to(delta.dtype)
         return torch.maximum(torch.minimum(delta, self.box[1] - wide), self.box[0] - wide)
+
+    def _room(self, x: Tensor, towards: Tensor) -> Tensor:
+        """How far each value of x may move in the direction of the sign of `towards` before it leaves the box."""
+        if self.box is None:
+            return torch.full_like(towards, math.inf)
+        wide = x.to(towards.dtype)
+        return torch.where(towards > 0, self.box[1] - wide, wide - self.box[0]).clamp(min=0)
+
+    def step_direction(self, g: Tensor, x: Tensor, delta: Tensor, support: Tensor | None = None) -> Tensor:
+        """The direction of unit lp norm in which to step from x + delta so that <g, delta> grows.
+
+        `Norm.steepest(g)`, except for p = 1, where its single value soon hits the box and then stays there: a sparse
+        step (Croce and Hein 2021) over the `support` (B,) values of largest |g| that the box still lets move. By
+        default as many as `fewest_values`: a quarter of eps then moves each by a quarter of the box's width.
+        """
+        if not self.norm.sparse:
+            return self.norm.steepest(g)
+        if support is None:
+            support = self.fewest_values(x)
+        sizes = torch.where(self._room(x + delta, g) > BOX_TOLERANCE, g.abs(), 0).flatten(1)
+        last = support.long().clamp(1, sizes.shape[1]) - 1  # rounded down, or two values would never become one
+        smallest = sizes.sort(dim=1, descending=True).values.gather(1, last[:, None])
+        chosen = (sizes >= smallest) & (sizes > 0)
+        return (g.sign().flatten(1) * chosen / chosen.sum(1, keepdim=True).clamp(min=1)).reshape(g.shape)
+
+    def fewest_values(self, x: Tensor) -> Tensor:
+        """How many values a perturbation of l1 norm eps changes at least, (B,); none moves further than the box."""
+        eps = self.radius(x)
+        return torch.ones_like(eps) if self.box is None else (eps / (self.box[1] - self.box[0])).clamp(min=1)
 
     def move(self, x: Tensor, delta: Tensor) -> Tensor:
         """x + delta inside the box, in the dtype of x: the point a model sees and an attack returns.
@@ -264,16 +298,23 @@ def odd_scale(ball: Ball, shape: Sequence[int]) -> str | None:
     return "is a whole number" if ball.eps >= 2 and ball.eps == int(ball.eps) else None
 
 
-def _project_l1(delta: Tensor, eps: Tensor) -> Tensor:
-    """Soft thresholding at the theta with sum (|d| - theta)+ = eps, found by sorting; inside points are kept."""
+def _soft_threshold(delta: Tensor, eps: Tensor, room: Tensor) -> Tensor:
+    """sgn(d) (|d| - theta)+ with the smallest theta >= 0 at which sum min((|d| - theta)+, room) is at most eps.
+
+    Cut off at `room` this is the nearest point of l1 ball and box. The sum falls with theta, with kinks where a
+    value reaches 0 (theta = |d|) or leaves its bound (theta = |d| - room): sort the kinks, add the slopes up from the
+    highest, and solve on the piece that crosses eps.
+    """
     flat = delta.flatten(1)
     sizes = flat.abs()
-    ordered, _ = sizes.sort(dim=1, descending=True)
-    excess = running_total(ordered) - eps[:, None]
-    count = torch.arange(1, flat.shape[1] + 1, device=flat.device, dtype=flat.dtype)
-    last = (ordered * count > excess).sum(1, keepdim=True).clamp(min=1)
-    theta = (excess.gather(1, last - 1) / last).clamp(min=0)
-    return (flat.sign() * (sizes - theta).clamp(min=0)).reshape(delta.shape)
+    kinks, order = torch.cat([sizes, (sizes - room.flatten(1)).clamp(min=0)], dim=1).sort(dim=1, descending=True)
+    slopes = torch.where(order < flat.shape[1], 1.0, -1.0).to(flat.dtype)
+    slope, height = running_total(slopes), running_total(slopes * kinks)
+    piece = (height - slope * kinks < eps[:, None]).sum(1, keepdim=True).clamp(min=1) - 1
+    slope, height = slope.gather(1, piece), height.gather(1, piece)
+    theta = torch.where(slope > 0, (height - eps[:, None]) / slope.clamp(min=1), kinks.gather(1, piece)).clamp(min=0)
+    inside = piece == kinks.shape[1] - 1  # below the last kink nothing changes: the bounds alone keep the sum small
+    return (flat.sign() * (sizes - torch.where(inside, 0, theta)).clamp(min=0)).reshape(delta.shape)
 
 
 def _uniform_in_unit_ball(keys: Tensor, dim: int, p: float) -> Tensor:

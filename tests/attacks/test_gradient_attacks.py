@@ -126,7 +126,10 @@ def test_carlini_wagner_kappa_asks_for_confidence() -> None:
 
 @pytest.mark.parametrize("expectation", ["loss", "logits"])
 def test_carlini_wagner_costs(expectation: str) -> None:
-    """h of the paper: the clipped margin's expectation, or the clipped margin of the expectation."""
+    """h of the paper: the clipped margin's expectation, or the clipped margin of the expectation.
+
+    Success is h at its minimum -kappa, that is, the highest of the margins at most -kappa.
+    """
     ensemble, x = mlp_ensemble(3, [0.2, 0.5, 0.3]), points(8, 6)
     y = labels_of(ensemble, x)
     logits, alpha = ensemble.logits(x), ensemble.alpha
@@ -134,9 +137,20 @@ def test_carlini_wagner_costs(expectation: str) -> None:
         logits, alpha = (alpha[:, None, None] * logits).sum(0)[None], torch.ones(1, dtype=torch.float64)
     own = logits[:, torch.arange(8), y]
     margins = own - logits.masked_fill(nn.functional.one_hot(y, 5).bool(), -torch.inf).amax(2)
-    h, raw = CarliniWagner(expectation=expectation, kappa=0.1).cost(ensemble, x, y)
+    h, highest = CarliniWagner(expectation=expectation, kappa=0.1).cost(ensemble, x, y)
     torch.testing.assert_close(h, (alpha[:, None] * margins.clamp(min=-0.1)).sum(0))
-    torch.testing.assert_close(raw, (alpha[:, None] * margins).sum(0))
+    torch.testing.assert_close(highest, margins.amax(0))
+    assert torch.equal(highest <= -0.1, h <= -0.1 + 1e-12)
+
+
+def test_carlini_wagner_does_not_take_one_member_driven_deep_for_success() -> None:
+    """A steep member pulls the mean of the margins below 0 long before the heavy one is fooled."""
+    heavy, steep = binary([1.0, 0.0], -0.3), binary([0.0, 100.0], -30.0)
+    ensemble = RandomizedEnsemble([heavy, steep], [0.9, 0.1])
+    x, y = torch.full((1, 2), 0.5, dtype=torch.float64), torch.tensor([1])
+    x_adv = CarliniWagner(steps=200)(ensemble, x, y, Ball("l2", 10.0))
+    assert not bool(ensemble.correct(x_adv, y).any())
+    assert float((x_adv - x).norm()) < 1.1 * math.hypot(0.2, 0.2)
 
 
 def test_carlini_wagner_works_in_another_box_and_needs_one() -> None:

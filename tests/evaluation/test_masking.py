@@ -11,8 +11,8 @@ from runs import problem
 
 from gallery import HONEST, MASKED, digits
 from recarc import Ball, RandomizedEnsemble, Tight, Verdict, evaluate
+from recarc.errors import RecarcWarning
 from recarc.evaluation import checks, masking
-from recarc.evaluation.checks import RecarcWarning
 
 SEEDS = (0, 1, 2)
 LINF, L2, L1 = Ball("linf", 0.1), Ball("l2", 0.9), Ball("l1", 2.0)

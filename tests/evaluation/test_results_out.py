@@ -12,7 +12,7 @@ import pytest
 from runs import BALL, QUICK, problem
 
 from recarc import PGD, Evaluation, InputError, RandomAttacker, Tight, evaluate
-from recarc.evaluation.checks import RecarcWarning
+from recarc.errors import RecarcWarning
 from recarc.evaluation.progress import Callback, Shard
 
 

@@ -1,4 +1,7 @@
-"""AutoPGD: PGD with momentum that halves its own step (Croce and Hein 2020), on one member or on the mixture."""
+"""AutoPGD: PGD with momentum that halves its own step (Croce and Hein 2020), on one member or on the mixture.
+
+For p = 1 their sparse version (2021): no momentum, and steps over about as many values as the best point changes.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,10 @@ from recarc.losses import LOSSES, check_loss, targeted_dlr
 MOMENTUM = 0.75  # Croce and Hein's alpha
 WORTH_COMPACTING = 0.8  # copying the state costs more than attacking a few finished samples
 PROGRESS = 0.75  # their rho: the share of steps that must have increased the loss
+# For p = 1. Theirs starts with a fifth of all values; a few times the fewest possible is nearer to where it ends.
+FIRST_SUPPORT = 6  # in units of `Ball.fewest_values`
+SPARSER = 1.5  # theirs: how many times fewer values a step changes than the best point; the step shrinks as fast
+SMALLEST_STEP = 0.1  # theirs, as a share of the first step
 
 
 def checkpoints(steps: int) -> set[int]:
@@ -30,6 +37,12 @@ def checkpoints(steps: int) -> set[int]:
         iterations.add(math.ceil(round(share * steps, 6)))
         last, share = share, share + max(share - last - 0.03, 0.06)
     return iterations
+
+
+def sparse_checkpoints(steps: int) -> set[int]:
+    """Iterations at which p = 1 adapts its sparsity: every 4 % of the steps."""
+    gap = max(int(0.04 * steps), 1)
+    return set(range(gap, steps + 1, gap))
 
 
 @dataclass
@@ -48,6 +61,7 @@ class _State:
     increases: Tensor
     peak_at_check: Tensor
     halved_at_check: Tensor
+    support: Tensor  # how many values differ from x at the peak; only p = 1 asks
 
     def take(self, keep: Tensor) -> _State:
         return _State(**{name: value[keep] for name, value in vars(self).items()})
@@ -60,7 +74,7 @@ class AutoPGD(Attack):
 
     `member=i` attacks one member and stops on a sample as soon as it is fooled; `member=None` increases the expected
     loss and keeps the point of lowest expected accuracy. loss: "ce", "dlr", "dlr_targeted" (one run towards each of
-    the `targets` runners-up) or "margin". For p = 1 the step is the plain steepest one, not their sparse one.
+    the `targets` runners-up) or "margin". For p = 1 it is their sparse version of 2021.
     """
 
     member: int | None = None
@@ -122,7 +136,8 @@ class AutoPGD(Attack):
         if not bool((best.v > 0).any()):
             return  # many models cannot take an empty batch
         x, ball, s = problem.x, problem.ball, self._begin(problem, best, target)
-        since, checks = 0, checkpoints(self.steps)
+        since, sparse = 0, ball.norm.sparse
+        checks = sparse_checkpoints(self.steps) if sparse else checkpoints(self.steps)
         for k in range(1, self.steps + 1):
             left = (best.v[s.index] > 0).nonzero()[:, 0]
             if not len(left):
@@ -130,10 +145,13 @@ class AutoPGD(Attack):
             if len(left) <= WORTH_COMPACTING * len(s.index):
                 s = s.take(left)
             centre, own_ball = x[s.index], ball.take(s.index)
-            z = self._moved(centre, s.point, per_sample(s.step, centre) * ball.norm.steepest(s.gradient), own_ball)
-            momentum = MOMENTUM if k > 1 else 1.0
-            step = momentum * (z - s.point) + (1 - momentum) * (s.point - s.previous)
-            s.previous, s.point = s.point, self._moved(centre, s.point, step, own_ball)
+            direction = own_ball.step_direction(s.gradient, centre, s.point - centre, s.support / SPARSER)
+            z = self._moved(centre, s.point, per_sample(s.step, centre) * direction, own_ball)
+            if not sparse:  # momentum would fill the zeros of a sparse perturbation again
+                momentum = MOMENTUM if k > 1 else 1.0
+                step = momentum * (z - s.point) + (1 - momentum) * (s.point - s.previous)
+                z = self._moved(centre, s.point, step, own_ball)
+            s.previous, s.point = s.point, z
             loss, s.gradient = self._visit(problem, best, s.index, s.point, target)
             s.increases += loss > s.last_loss
             s.last_loss = loss
@@ -142,7 +160,9 @@ class AutoPGD(Attack):
             s.peak = torch.where(per_sample(higher, s.peak), s.point, s.peak)
             s.peak_gradient = torch.where(per_sample(higher, s.peak), s.gradient, s.peak_gradient)
             since += 1
-            if k in checks:
+            if k in checks and sparse:
+                self._adapt_support(s, centre, own_ball.radius(centre))
+            elif k in checks:
                 self._maybe_halve(s, since)
                 since = 0
 
@@ -162,10 +182,11 @@ class AutoPGD(Attack):
             peak_gradient=gradient,
             peak_loss=loss,
             last_loss=loss,
-            step=2 * ball.radius(point),
+            step=(1 if ball.norm.sparse else 2) * ball.radius(point),
             increases=zeros,
             peak_at_check=loss,
             halved_at_check=zeros.bool(),
+            support=FIRST_SUPPORT * ball.fewest_values(point),
         )
 
     @staticmethod
@@ -186,3 +207,16 @@ class AutoPGD(Attack):
         s.last_loss = torch.where(halve, s.peak_loss, s.last_loss)
         s.halved_at_check, s.peak_at_check = halve, s.peak_loss
         s.increases = torch.zeros_like(s.increases)
+
+    @staticmethod
+    def _adapt_support(s: _State, x: Tensor, first_step: Tensor) -> None:
+        """For p = 1: follow the support of the best point.
+
+        Where it shrank, return to that point and to the first step; elsewhere shorten the step.
+        """
+        support = (s.peak != x).flatten(1).sum(1).to(s.support.dtype)
+        shrank = support < 0.95 * s.support
+        s.support = support
+        s.step = torch.where(shrank, first_step, torch.maximum(s.step / SPARSER, SMALLEST_STEP * first_step))
+        s.point = torch.where(per_sample(shrank, s.point), s.peak, s.point)
+        s.gradient = torch.where(per_sample(shrank, s.gradient), s.peak_gradient, s.gradient)

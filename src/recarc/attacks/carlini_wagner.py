@@ -54,14 +54,17 @@ class CarliniWagner(Attack):
             raise InputError("CarliniWagner works inside a pixel box; give the ball one, e.g. box=(0, 1)")
 
     def cost(self, ensemble: RandomizedEnsemble, u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """h and the raw margin it is the clipping of, each (B,)."""
+        """h, and the margin that must fall to -kappa for success, each (B,)."""
         if self.expectation == "logits":
             raw = margin(ensemble.expected_logits(u), y).to(working_dtype(u))
             return raw.clamp(min=-self.kappa), raw
         margins = [(float(ensemble.alpha[i]), margin(ensemble.members[i](u), y)) for i in ensemble.order]
         zero = torch.zeros(len(u), dtype=working_dtype(u), device=u.device)
         h = sum((a * m.clamp(min=-self.kappa) for a, m in margins), zero)
-        return h, sum((a * m for a, m in margins), zero)
+        # Paper: AC&W minimises E[h], each member's h clipped at -kappa; what counts as success is left to Foolbox.
+        # Here: E[h] at its minimum -kappa, which is every member fooled, because C&W ends where h = -kappa. The mean
+        # of the unclipped margins would call it a success to drive one weak member deep and fool nobody else.
+        return h, torch.stack([m for _, m in margins]).amax(0).to(zero.dtype)
 
     def perturb(self, problem: Problem) -> Tensor:
         if self.member is not None:
@@ -74,24 +77,24 @@ class CarliniWagner(Attack):
         fooled_by, closest = wide.clone(), wide.clone()
         for _ in range(self.search_steps):
             success = torch.zeros_like(c, dtype=torch.bool)
-            for u, raw in self._descend(problem, wide, c):
+            for u, h, highest in self._descend(problem, wide, c):
                 length = total((u - wide).square()).sqrt()
-                fools = (raw <= -self.kappa) & (raw < 0)
+                fools = (highest <= -self.kappa) & (highest < 0)
                 success |= fools
                 better = fools & (length < shortest)
                 shortest = torch.where(better, length, shortest)
                 fooled_by = torch.where(per_sample(better, u), u, fooled_by)
-                nearer = raw < lowest
-                lowest = torch.where(nearer, raw, lowest)
+                nearer = h < lowest
+                lowest = torch.where(nearer, h, lowest)
                 closest = torch.where(per_sample(nearer, u), u, closest)
             low, high = torch.where(success, low, c), torch.where(success, c, high)
             c = torch.where(high.isfinite(), (low + high) / 2, c * 10)
-        # Never fooled: the point of smallest margin is the best there is to project.
+        # Never a success: the point of smallest h is the best there is to project.
         best = torch.where(per_sample(shortest.isfinite(), wide), fooled_by, closest)
         return ball.move(x, ball.project(best - wide, x))
 
-    def _descend(self, problem: Problem, wide: Tensor, c: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Adam on theta with one c per sample; yields every iterate with its margin."""
+    def _descend(self, problem: Problem, wide: Tensor, c: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Adam on theta with one c per sample; yields every iterate with its `cost`."""
         assert problem.ball.box is not None
         low, width = problem.ball.box[0], problem.ball.box[1] - problem.ball.box[0]
         theta = torch.atanh(((wide - low) / width * 2 - 1).clamp(-1, 1) * TANH_INSIDE)
@@ -100,8 +103,8 @@ class CarliniWagner(Attack):
         for _ in range(self.steps):
             with torch.enable_grad():
                 u = low + width * (torch.tanh(theta) + 1) / 2
-                h, raw = self.cost(problem.ensemble, u.to(problem.x.dtype), problem.y)
+                h, highest = self.cost(problem.ensemble, u.to(problem.x.dtype), problem.y)
                 objective = (u - wide).square().flatten(1).sum(1) + c * h
                 theta.grad = differentiate(objective.sum(), theta)
-            yield u.detach(), raw.detach()
+            yield u.detach(), h.detach(), highest.detach()
             adam.step()

@@ -67,7 +67,7 @@ class Search:
             left, x, delta, ball = left[keep], part.x[keep], delta[keep], part.ball.take(keep)
             velocity = MOMENTUM * velocity[keep] + push[keep]
             eta = self.first_step * ball.radius(x) * (1 + math.cos(math.pi * k / self.steps)) / 2
-            delta = ball.project(delta - per_sample(eta, x) * ball.norm.steepest(velocity), x)
+            delta = ball.project(delta + per_sample(eta, x) * ball.step_direction(-velocity, x, delta), x)
         return reached, where
 
     def _push(self, part: Problem, u: Tensor, goal: Tensor, last: bool) -> tuple[Tensor, Tensor]:

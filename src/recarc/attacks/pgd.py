@@ -23,7 +23,7 @@ def ascend(
     """delta <- Pi(delta + eta mu_p(grad objective(x + delta))), `steps` times."""
     for _ in range(steps):
         g = input_gradient(objective, ball.move(x, delta))
-        delta = ball.project(delta + per_sample(step, x) * ball.norm.steepest(g), x)
+        delta = ball.project(delta + per_sample(step, x) * ball.step_direction(g, x, delta), x)
     return delta
 
 

@@ -26,7 +26,7 @@ from recarc.cli.sweep import sweep
 from recarc.cli.theory import theory
 from recarc.cli.train import train
 from recarc.cli.zoo import zoo
-from recarc.errors import AttackViolation, InputError, Interrupted, RunError
+from recarc.errors import AttackViolation, InputError, Interrupted, RecarcWarning, RunError
 from recarc.provenance import started_by
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -133,7 +133,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    if category.__name__ == "RecarcWarning":
+    if issubclass(category, RecarcWarning):
         print_note(f"warning: {message}")
     else:
         print_note(warnings.formatwarning(message, category, filename, lineno).rstrip())

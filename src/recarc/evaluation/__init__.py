@@ -1,7 +1,6 @@
 """Evaluation: prepare -> attack -> judge -> record, into a folder that survives kills and can be recomputed."""
 
-from recarc.errors import AttackViolation, RunError
-from recarc.evaluation.checks import RecarcWarning
+from recarc.errors import AttackViolation, RecarcWarning, RunError
 from recarc.evaluation.engine import evaluate
 from recarc.evaluation.progress import Callback, Shard
 from recarc.evaluation.result import Estimate, Evaluation

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recarc.ensemble import Member, RandomizedEnsemble
+from recarc.errors import RecarcWarning
 from recarc.evaluation import masking
 from recarc.evaluation.intervals import wilson
 from recarc.evaluation.masking import Signal
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
 FLATTERY = 0.05  # how far AdaptivePGD may exceed the strongest attack
 LEAST_SAMPLES = 30  # with fewer, a low accuracy may be chance
-
-
-class RecarcWarning(UserWarning):
-    """The evaluation continues, but its result may mislead."""
 
 
 _collected: ContextVar[list[str] | None] = ContextVar("collected_warnings", default=None)

@@ -70,7 +70,7 @@ class Verdict:
             decided_by={name: n for name, n in evaluation.to_json()["decided_by"].items() if n},
             best_member=float(evaluation.alone[evaluation.alpha > 0].mean(1).max()),
             certified_floor=certified,
-            preset=((evaluation.configuration.get("attack") or {}).get("preset")) or "standard",
+            preset=evaluation.preset or "standard",
             blind=tuple(i for i in evaluation.blind_members if evaluation.alpha[i] > 0),
             signals=tuple(signal for signal in evaluation.signals if evaluation.alpha[signal.member] > 0),
             gap_limit=_upper_limit(np.maximum(evaluation.robust_scores - floors, 0.0)),
