@@ -26,7 +26,7 @@ from recarc.data.catalog import CATALOG
 from recarc.data.imageset import ImageSet
 from recarc.ensemble import RandomizedEnsemble
 from recarc.evaluation.engine import evaluate
-from recarc.evaluation.fingerprint import described, module_hash
+from recarc.evaluation.fingerprint import describe, module_hash
 from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.result import Estimate, Evaluation, estimate
 from recarc.evaluation.run_folder import RunFolder
@@ -211,7 +211,7 @@ class ItemRun:
         identity = [
             [module_hash(m) for m in ensemble.modules_of_members],
             ensemble.alpha.tolist(),
-            described(attack),
+            describe(attack),
             [str(ball.norm), ball.eps],
             images.fingerprint,
             self.setup.device.type,

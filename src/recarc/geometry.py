@@ -294,7 +294,7 @@ def odd_scale(ball: Ball, shape: Sequence[int]) -> str | None:
     if not isinstance(ball.eps, float):
         return None
     if ball.eps >= float(ball.norm.norm(torch.full((1, math.prod(shape)), 0.5, dtype=torch.float64))):
-        return "lets an attacker turn every image into the same grey"
+        return "is large enough to turn any image uniform grey"
     return "is a whole number" if ball.eps >= 2 and ball.eps == int(ball.eps) else None
 
 

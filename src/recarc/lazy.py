@@ -41,7 +41,7 @@ def _imports_for_type_checkers(file: Path) -> dict[str, str]:
     return {name.name: str(line.module) for line in imports for name in line.names}
 
 
-def imported(kind: str, name: str) -> Any:
+def import_object(kind: str, name: str) -> Any:
     """The object that `package.module:Name` names. Importing runs that module: ask whether it is trusted first."""
     module, _, path = name.partition(":")
     try:

@@ -28,7 +28,7 @@ from recarc import (
 )
 from recarc.attacks import registry
 from recarc.evaluation import evaluate
-from recarc.evaluation.fingerprint import described
+from recarc.evaluation.fingerprint import describe
 from recarc.models import build
 from recarc.report.runs import load_runs
 from tiny import labels_of, mlp_ensemble, points
@@ -129,7 +129,7 @@ def test_what_is_read_from_the_source_is_what_python_registers(name: str) -> Non
     ],
 )
 def test_labels(attack: Any, label: str) -> None:
-    assert registry.label(described(attack)) == label
+    assert registry.label(describe(attack)) == label
 
 
 def test_a_users_class_is_not_labelled_as_the_one_whose_name_it_shares() -> None:
@@ -138,9 +138,9 @@ def test_a_users_class_is_not_labelled_as_the_one_whose_name_it_shares() -> None
         pass
 
     Own.__name__ = Own.__qualname__ = "ARC"
-    assert registry.label(described(Own())) == "ARC (own code)"
+    assert registry.label(describe(Own())) == "ARC (own code)"
     Own.__name__ = Own.__qualname__ = "RandomAttacker"
-    assert registry.label({**described(Own()), "attack": described(PGD())}) == "RandomAttacker"
+    assert registry.label({**describe(Own()), "attack": describe(PGD())}) == "RandomAttacker"
 
 
 def test_a_knob_without_a_default_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

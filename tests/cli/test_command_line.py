@@ -121,7 +121,7 @@ def test_an_eps_of_another_scale_and_another_norm_than_the_members_were_trained_
     told = capsys.readouterr().err
     assert run("evaluate", folder, *QUICK, "--out", tmp_path / "run", "--json") == 0
     assert "trained in l2" in json.loads(capsys.readouterr().out)["warnings"][0]
-    assert "warning: eps 8 in linf lets an attacker turn every image into the same grey" in told
+    assert "warning: eps 8 in linf is large enough to turn any image uniform grey" in told
     assert "did you mean 8/255?" in told
     assert "trained in l2 and are attacked in linf: did you mean --norm l2?" in told
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from recarc import InputError, RandomizedEnsemble, WorstOf, evaluate
 from recarc.attacks import Attack, Problem
-from recarc.evaluation.fingerprint import attack_text, canonical, described, module_hash, undescribed
+from recarc.evaluation.fingerprint import attack_text, canonical, describe, module_hash, undescribed
 from recarc.geometry import Ball
 
 
@@ -106,9 +106,9 @@ ATTACKS: dict[str, Callable[[float], Any]] = {
 
 @pytest.mark.parametrize("make", ATTACKS.values(), ids=ATTACKS)
 def test_attacks_are_distinguished_by_their_content(make: Callable[[float], Any]) -> None:
-    assert described(make(0.01)) == described(make(0.01))
-    assert described(make(0.01)) != described(make(0.02))
-    assert not undescribed(described(make(0.01)))
+    assert describe(make(0.01)) == describe(make(0.01))
+    assert describe(make(0.01)) != describe(make(0.02))
+    assert not undescribed(describe(make(0.01)))
 
 
 CODE = """
@@ -161,40 +161,38 @@ def made_by(code: str, name: str, module_name: str = "my_attacks") -> Any:
 @pytest.mark.parametrize("name", ["function", "Own", "Derived"])
 @pytest.mark.parametrize(("old", "new", "same"), EDITS.values(), ids=EDITS)
 def test_edited_code_is_another_attack(name: str, old: str, new: str, same: bool) -> None:
-    before, after = (described(made_by(code, name)) for code in (CODE, CODE.replace(old, new)))
-    assert old in CODE and before == described(made_by(CODE, name))
+    before, after = (describe(made_by(code, name)) for code in (CODE, CODE.replace(old, new)))
+    assert old in CODE and before == describe(made_by(CODE, name))
     assert (before == after) is same
 
 
 def test_edited_methods_and_lambdas_are_other_attacks() -> None:
     edited = CODE.replace("torch.full_like(problem.x, self.by)", "torch.full_like(problem.x, -self.by)")
-    assert described(made_by(CODE, "Fields")) != described(made_by(edited, "Fields"))
-    assert described(WorstOf([made_by(CODE, "Fields")])) != described(WorstOf([made_by(edited, "Fields")]))
-    assert described(made_by(CODE, "nothing")) != described(made_by(CODE.replace(": x;", ": -x;"), "nothing"))
+    assert describe(made_by(CODE, "Fields")) != describe(made_by(edited, "Fields"))
+    assert describe(WorstOf([made_by(CODE, "Fields")])) != describe(WorstOf([made_by(edited, "Fields")]))
+    assert describe(made_by(CODE, "nothing")) != describe(made_by(CODE.replace(": x;", ": -x;"), "nothing"))
 
 
 def test_a_file_of_ones_own_may_be_named_as_one_of_pythons() -> None:
     edited = CODE.replace("STEP = 0.01", "STEP = 0.02")
-    assert described(made_by(CODE, "function", "test")) != described(made_by(edited, "function", "test"))
-    assert described(logging.getLevelName) == "logging:getLevelName"
+    assert describe(made_by(CODE, "function", "test")) != describe(made_by(edited, "function", "test"))
+    assert describe(logging.getLevelName) == "logging:getLevelName"
 
 
 def test_running_code_does_not_change_it() -> None:
     ensemble, (x, y) = problem()
     attack = made_by(CODE, "Own")
-    before = described(attack)
+    before = describe(attack)
     for _ in range(100):  # Python specialises byte code that runs often
         attack.perturb(Problem(ensemble, x, y, BALL))
-    assert described(attack) == before
+    assert describe(attack) == before
 
 
 def test_attacks_of_this_package_are_their_class_and_knobs() -> None:
-    assert described(WorstOf([QUICK]))["attacks"][0] == described(QUICK)
-    assert "class_code" not in described(QUICK) and described(QUICK)["steps"] == 3
-    assert described(torch.relu) == f"{torch.relu.__module__}:{torch.relu.__qualname__}"
-    assert described(math.sin) == "math:sin" and described(partial(math.fmod, 1.0)) != described(
-        partial(math.fmod, 2.0)
-    )
+    assert describe(WorstOf([QUICK]))["attacks"][0] == describe(QUICK)
+    assert "class_code" not in describe(QUICK) and describe(QUICK)["steps"] == 3
+    assert describe(torch.relu) == f"{torch.relu.__module__}:{torch.relu.__qualname__}"
+    assert describe(math.sin) == "math:sin" and describe(partial(math.fmod, 1.0)) != describe(partial(math.fmod, 2.0))
 
 
 @pytest.mark.parametrize("name", ["closure", "own init", "inside WorstOf", "method"])
@@ -259,13 +257,13 @@ def odd_things() -> list[Any]:
 
 def test_descriptions_end_and_hold_no_addresses() -> None:
     """Made twice, each thing lies elsewhere in memory; inside a closure it is reached as an attack reaches it."""
-    first, second = ([canonical(described(closed_over(thing))) for thing in odd_things()] for _ in range(2))
+    first, second = ([canonical(describe(closed_over(thing))) for thing in odd_things()] for _ in range(2))
     assert first == second
     assert not [text for text in first if "0x" in text]
-    assert described(Slotted(3)) != described(Slotted(4))
-    assert described(torch.float16) != described(torch.float32)
-    assert described(np.array(["cat"])) != described(np.array(["dog"]))
-    assert undescribed(described([threading.Lock(), Slotted(3)])) == ["lock"]
+    assert describe(Slotted(3)) != describe(Slotted(4))
+    assert describe(torch.float16) != describe(torch.float32)
+    assert describe(np.array(["cat"])) != describe(np.array(["dog"]))
+    assert undescribed(describe([threading.Lock(), Slotted(3)])) == ["lock"]
 
 
 def test_a_web_of_objects_ends_soon_and_is_marked() -> None:
@@ -273,14 +271,14 @@ def test_a_web_of_objects_ends_soon_and_is_marked() -> None:
     for node in nodes:
         node.others = list(nodes)  # type: ignore[attr-defined]
     start = time.perf_counter()
-    assert "Shift" in undescribed(described(nodes[0]))
+    assert "Shift" in undescribed(describe(nodes[0]))
     assert time.perf_counter() - start < 5
 
 
 def test_attacks_in_words() -> None:
-    assert attack_text(described(Knob(0.5))) == "Knob(by=0.5)"
-    assert attack_text(described(WorstOf([Knob(0.5)]))) == "WorstOf(attacks=[Knob(by=0.5)])"
-    assert attack_text(described(closed_over(0.5))) == f"{__name__}:closed_over.<locals>.attack"
+    assert attack_text(describe(Knob(0.5))) == "Knob(by=0.5)"
+    assert attack_text(describe(WorstOf([Knob(0.5)]))) == "WorstOf(attacks=[Knob(by=0.5)])"
+    assert attack_text(describe(closed_over(0.5))) == f"{__name__}:closed_over.<locals>.attack"
 
 
 class Normalised(nn.Module):

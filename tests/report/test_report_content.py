@@ -32,7 +32,7 @@ from recarc.attacks import (
 )
 from recarc.data import load
 from recarc.evaluation import Evaluation, Verdict
-from recarc.evaluation.fingerprint import described, eps_text
+from recarc.evaluation.fingerprint import describe, eps_text
 from recarc.evaluation.masking import Signal
 from recarc.report import Report, Run, build_report, load_runs, render, write_figures, write_page, write_tables
 from recarc.report.content import _main
@@ -219,7 +219,7 @@ def test_the_typed_command_comes_before_a_line_of_python(runs: Path) -> None:
 
 
 def run_of(attack: Attack) -> Run:
-    config = {"attack": json.loads(json.dumps(described(attack))), "ball": {"norm": "linf", "eps": 0.1, "box": None}}
+    config = {"attack": json.loads(json.dumps(describe(attack))), "ball": {"norm": "linf", "eps": 0.1, "box": None}}
     return Run("x", SimpleNamespace(configuration=config, alpha=torch.tensor([0.9, 0.1])))  # type: ignore[arg-type]
 
 

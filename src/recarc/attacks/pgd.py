@@ -67,7 +67,7 @@ class GradientAttack(Attack):
 class PGD(GradientAttack):
     """PGD against one member; `PGD(member=0)` is the paper's PGD-1.
 
-    The paper's randomised attacker "PGD" is `RandomAttacker(PGD())`.
+    The paper's randomized attacker "PGD" is `RandomAttacker(PGD())`.
     """
 
     member: int = 0

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recarc.errors import InputError, unknown
-from recarc.lazy import imported
+from recarc.lazy import import_object
 
 DEFAULT = "tight"
 T = TypeVar("T", bound=type)
@@ -142,7 +142,7 @@ def _loaded(name: str, trust_code: bool) -> tuple[Entry | None, Any, dict[str, b
         return entry, made, {key: required for key, required in _knobs(made).items() if key not in entry.fixed}
     if not trust_code:
         raise InputError(f"attack {name!r} runs code of that module; add --trust-code if you trust it")
-    made = imported("attack", name)
+    made = import_object("attack", name)
     return None, made, _knobs(made)
 
 

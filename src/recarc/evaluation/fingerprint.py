@@ -40,8 +40,8 @@ def configuration(
     """Everything that the records depend on."""
     box = None if ball.box is None else list(ball.box)
     return {
-        "attack": described(attack),
-        "ball": {"norm": str(ball.norm), "eps": described(ball.eps), "box": box},
+        "attack": describe(attack),
+        "ball": {"norm": str(ball.norm), "eps": describe(ball.eps), "box": box},
         "alpha": ensemble.alpha.tolist(),
         "members": [_member_hash(m, out) for m, out in zip(ensemble.members, first_logits)],
         "data": {
@@ -73,7 +73,7 @@ def module_hash(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def described(value: Any) -> Any:
+def describe(value: Any) -> Any:
     """An attack or another value as JSON, recursively: the same description means the same computation.
 
     An object is its class and state, a function its name, defaults and closure; both also their code, unless they

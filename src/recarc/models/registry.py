@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from recarc.errors import InputError, unknown
-from recarc.lazy import imported
+from recarc.lazy import import_object
 from recarc.models import architectures
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def build_member(spec: Spec) -> nn.Module:
 def _call_factory(spec: FactorySpec) -> nn.Module:
     from torch import nn
 
-    function = imported("factory", spec.factory)
+    function = import_object("factory", spec.factory)
     try:
         model = function(**spec.kwargs)
     except TypeError as error:

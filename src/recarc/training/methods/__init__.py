@@ -7,7 +7,7 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from recarc.errors import InputError, unknown
-from recarc.lazy import imported
+from recarc.lazy import import_object
 
 if TYPE_CHECKING:
     from recarc.training.method import Method
@@ -34,7 +34,7 @@ def _imported(name: str, trust_code: bool) -> Method:
         raise InputError(
             f"training method {name!r} runs its own code: if you trust it, add --trust-code (trust_code=True)"
         )
-    method = imported("training method", name)
+    method = import_object("training method", name)
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise InputError(f"training method {name!r} is no subclass of recarc.training.Method")
     return method()
