@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
+from recarc.errors import InputError
+
+LOCK = ".lock"
 PART = ".part"  # part of every temporary name, so that the leftovers of killed processes can be recognised
 
 
@@ -104,6 +107,17 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def lock_folder(folder: Path) -> Lock:
+    """The lock of a folder that a run writes to; one clear line where another process holds it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return Lock(folder / LOCK)
+    except BlockingIOError:
+        raise InputError(f"another process is writing to {folder}; wait for it, or choose another folder") from None
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
 
 
 def _temporary(path: Path) -> Path:

@@ -55,7 +55,7 @@ def test_kill_9_and_a_rerun_ends_with_the_same_weights(tmp_path: Path) -> None:
     out, part = tmp_path / "bat", tmp_path / "bat.part"
     process = start_process(out, "bat")
     wait_for_steps(part, 1, 5, process)  # in the second of two stages
-    with pytest.raises(InputError, match=r"another process is training in .*bat\.part; wait for it, or choose another"):
+    with pytest.raises(InputError, match=r"another process is writing to .*bat\.part; wait for it, or choose another"):
         small("bat", out=out, **SETTINGS)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -229,7 +229,7 @@ def opened(out: Path) -> CheckpointFolder:
 def test_one_run_at_a_time_holds_a_checkpoint_folder(tmp_path: Path) -> None:
     out, part = tmp_path / "run", tmp_path / "run.part"
     first = opened(out)
-    with pytest.raises(InputError, match="another process is training"):
+    with pytest.raises(InputError, match="another process is writing to"):
         opened(out)
     (part / ".checkpoint.1.part.pt").touch()
     first.release()
@@ -252,7 +252,7 @@ def test_processes_that_start_at_the_same_time_do_not_mix(tmp_path: Path, monkey
         return acquire(folder)
 
     monkeypatch.setattr(checkpoint, "_acquire", late)
-    with pytest.raises(InputError, match="another process is training"):
+    with pytest.raises(InputError, match="another process is writing to"):
         opened(out)
     first[0].save({"step": 1}, 1)
     assert [p.name for p in tmp_path.iterdir()] == ["run.part"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from recarc import atomic
-from recarc.atomic import PART, Lock
+from recarc.atomic import LOCK, PART
 from recarc.errors import InputError, RunError
 from recarc.evaluation.fingerprint import Json, fingerprint
 from recarc.evaluation.masking import Signal
@@ -22,7 +22,7 @@ from recarc.evaluation.records import Records, from_parquet, to_parquet
 SavedLogits = list[list[str] | None]  # per member on the first samples, a line each; None: the member is random
 
 FORMAT = 1
-RUN, SUMMARY, LOCK = "run.json", "summary.json", ".lock"
+RUN, SUMMARY = "run.json", "summary.json"
 
 
 class RunFolder:
@@ -151,7 +151,7 @@ def locked(path: str | Path) -> Iterator[None]:
     others = sorted(name for name in names if name != LOCK and PART not in name)
     if others and not (folder / RUN).exists():
         raise InputError(f"{path} holds other files ({others[0]}) and no {RUN}; choose another folder")
-    with _lock(folder / LOCK):
+    with atomic.lock_folder(folder):
         yield
 
 
@@ -164,17 +164,6 @@ def write_all(files: Mapping[Path, bytes]) -> None:
             f"cannot write {next(iter(files))}: {error.strerror or error}; finished shards are kept, "
             "so free some space and rerun the command to resume"
         ) from None
-
-
-def _lock(path: Path) -> Lock:
-    try:
-        return Lock(path)
-    except BlockingIOError:
-        raise InputError(
-            f"another process is writing to {path.parent}; wait for it, or choose another folder"
-        ) from None
-    except OSError as error:
-        raise RunError(f"cannot write to {path.parent}: {error.strerror or error}") from None
 
 
 def _checksum(run: Mapping[str, Any]) -> str:

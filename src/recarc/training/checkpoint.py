@@ -19,7 +19,7 @@ from recarc import atomic
 from recarc.errors import InputError, RunError, first_line
 from recarc.runtime import Ranks
 
-CONFIG, STATE, LOCK = "training.json", "checkpoint.pt", ".lock"
+CONFIG, STATE = "training.json", "checkpoint.pt"
 
 
 class TrainingError(RunError):
@@ -51,7 +51,7 @@ class CheckpointFolder:
         if self.out is None or self.folder is None:
             return None
         self._check(self.out, self.folder)
-        self._lock = _acquire(self.folder)
+        self._lock = atomic.lock_folder(self.folder)
         started = self._check(self.out, self.folder)  # again: the run that held the lock may have finished meanwhile
         atomic.sweep(self.folder)
         if not started:
@@ -63,7 +63,7 @@ class CheckpointFolder:
         """Whether this run was started before; refuses what belongs to another run or is something else."""
         if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
             raise InputError(f"{out} already exists and is not empty: choose another out folder")
-        if not folder.exists() or {path.name for path in folder.iterdir()} <= {LOCK}:
+        if not folder.exists() or {path.name for path in folder.iterdir()} <= {atomic.LOCK}:
             return False
         try:
             saved = json.loads((folder / CONFIG).read_text())
@@ -125,18 +125,6 @@ class CheckpointFolder:
             atomic.write_bytes(path, data)
         except OSError as error:
             raise TrainingError(disk_message(error, path, self.status())) from None
-
-
-def _acquire(folder: Path) -> atomic.Lock:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return atomic.Lock(folder / LOCK)
-    except BlockingIOError:
-        raise InputError(
-            f"another process is training in {folder}; wait for it, or choose another out folder"
-        ) from None
-    except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:
