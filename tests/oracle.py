@@ -2,7 +2,8 @@
 
 It has its own norms, steepest directions and projections, exact fractions for alpha, and Python loops over
 everything. Two readings are not in the paper and follow recarc's documentation: x_tilde and the projection are
-clipped to the box [0, 1], and for p other than 1, 2 and infinity the projection scales radially.
+clipped to the box [0, 1] (for p = 1 the projection is onto ball and box together), and for p other than 1, 2 and
+infinity it scales radially.
 """
 
 from __future__ import annotations
@@ -43,19 +44,21 @@ def unit_direction(w: Vector, p: float) -> Vector:
     return np.abs(w) ** (q - 1) * np.sign(w) / lp_norm(w, q) ** (q - 1)
 
 
-def onto_l1(d: Vector, eps: float) -> Vector:
-    """Michelot: drop what the threshold would make negative, until nothing is dropped."""
-    active = [k for k in range(len(d)) if d[k] != 0]
-    while True:
-        theta = (math.fsum(abs(d[k]) for k in active) - eps) / len(active)
-        kept = [k for k in active if abs(d[k]) > theta]
-        if len(kept) == len(active):
-            break
-        active = kept
-    out = np.zeros_like(d)
-    for k in active:
-        out[k] = math.copysign(abs(d[k]) - theta, d[k])
-    return out
+def onto_l1_and_box(d: Vector, x: Vector, eps: float) -> Vector:
+    """The nearest point: shrink every |d_k| by one theta, then cut it at the box; theta by bisection."""
+    room = [1 - x[k] if d[k] > 0 else x[k] for k in range(len(d))]
+
+    def sizes(theta: float) -> list[float]:
+        return [min(max(abs(d[k]) - theta, 0.0), room[k]) for k in range(len(d))]
+
+    low, high = 0.0, max(abs(c) for c in d.tolist())
+    if math.fsum(sizes(0.0)) > eps:
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (middle, high) if math.fsum(sizes(middle)) > eps else (low, middle)
+    else:
+        high = 0.0
+    return np.array([math.copysign(size, d[k]) for k, size in enumerate(sizes(high))])
 
 
 def onto_ball(d: Vector, p: float, eps: float) -> Vector:
@@ -63,8 +66,6 @@ def onto_ball(d: Vector, p: float, eps: float) -> Vector:
         return d
     if math.isinf(p):
         return np.array([min(max(c, -eps), eps) for c in d.tolist()])
-    if p == 1:
-        return onto_l1(d, eps)
     return d * (eps / lp_norm(d, p))
 
 
@@ -106,6 +107,8 @@ class Algorithm2:
         return total
 
     def project(self, d: Vector) -> Vector:
+        if self.p == 1:
+            return onto_l1_and_box(d, self.x, self.eps)
         d = onto_ball(d, self.p, self.eps)
         return clipped(self.x + d) - self.x
 

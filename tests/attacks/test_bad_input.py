@@ -181,7 +181,7 @@ def test_float_noise_on_the_box_is_no_error() -> None:
         (lambda: LinearARC(rho=-1), "rho is -1; it must be > 0"),
         (lambda: PGD(steps=0), "steps is 0; it must be"),
         (lambda: PGD(step_size=0), "step_size is 0; it must be > 0"),
-        (lambda: PGD(loss="cee"), r"unknown loss 'cee' \(did you mean 'ce'\?\); known: ce, margin"),
+        (lambda: PGD(loss="cee"), r"unknown loss 'cee' \(did you mean 'ce'\?\); known: ce, dlr, margin"),
         (lambda: AdaptivePGD(steps=True), "steps is True; it must be"),
         (
             lambda: AdaptivePGD(expectation="logit"),

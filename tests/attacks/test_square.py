@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from recarc import AutoPGD, Ball, InputError, RandomizedEnsemble, Restarts, Square
 from recarc.attacks import Best
-from recarc.attacks.problem import posed
+from recarc.attacks.problem import frozen_problem
 from recarc.attacks.square import Picture, two_bumps
 from tiny import Recorder, binary, cnn, labels_of, mlp_ensemble, points
 
@@ -153,10 +153,10 @@ def test_works_on_survivors_of_one_member() -> None:
     """As a stage would use it: one member, the samples that still stand, the same points as on all samples."""
     ensemble, x, y = cnns()
     attack, ball = Square(queries=30, member=2), Ball("linf", 0.05)
-    with posed(ensemble, x, y, ball) as problem:
+    with frozen_problem(ensemble, x, y, ball) as problem:
         best, standing = Best.clean(problem), torch.tensor([1, 4, 5, 9])
         part = attack.perturb(problem.take(standing))
-        best.consider(problem, standing, part)
+        best.consider(problem, part, standing)
     torch.testing.assert_close(part, attack(ensemble, x, y, ball)[standing], rtol=0, atol=1e-12)
 
 

@@ -141,7 +141,7 @@ def run_sweeps(ensemble: RandomizedEnsemble, out: Path, setting: dict[str, Any],
 
     data, ball = load("digits", "test", limit=setting["sweep_samples"]), Ball(setting["norm"], setting["eps"])
     settings: dict[str, Any] = {"progress": not quiet, "precision": "float32", "batch_size": 50}
-    settings["tell"] = None if quiet else lambda point: print_note(f"    {point}")
+    settings["say"] = None if quiet else lambda point: print_note(f"    {point}")
     for over, values in (("alpha", setting["alphas"]), ("eps", setting["radii"])):
         folder = out / "runs" / f"over_{over}"
         sweep(ensemble, {"tight": Tight("quick")}, data, ball, over, values, folder, **settings)
