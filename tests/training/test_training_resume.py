@@ -17,9 +17,9 @@ import torch
 from small_training import small
 from torch.nn.utils import parameters_to_vector
 
-from recarc import InputError, RandomizedEnsemble
+from recarc import InputError, RandomizedEnsemble, atomic
 from recarc.models.store import load_ensemble
-from recarc.training import Interrupted, SpeedOptions, TrainingError, checkpoint
+from recarc.training import Interrupted, SpeedOptions, TrainingError
 from recarc.training.checkpoint import STATE, CheckpointFolder
 
 HERE = Path(__file__).parent
@@ -242,16 +242,16 @@ def test_one_run_at_a_time_holds_a_checkpoint_folder(tmp_path: Path) -> None:
 
 
 def test_processes_that_start_at_the_same_time_do_not_mix(tmp_path: Path, monkeypatch: Any) -> None:
-    out, acquire = tmp_path / "run", checkpoint._acquire
+    out, acquire = tmp_path / "run", atomic.lock_folder
     first: list[CheckpointFolder] = []
 
     def late(folder: Path) -> Any:
         """Another process takes the folder after this one found none."""
-        monkeypatch.setattr(checkpoint, "_acquire", acquire)
+        monkeypatch.setattr(atomic, "lock_folder", acquire)
         first.append(opened(out))
         return acquire(folder)
 
-    monkeypatch.setattr(checkpoint, "_acquire", late)
+    monkeypatch.setattr(atomic, "lock_folder", late)
     with pytest.raises(InputError, match="another process is writing to"):
         opened(out)
     first[0].save({"step": 1}, 1)
