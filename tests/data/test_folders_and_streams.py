@@ -14,8 +14,9 @@ import pytest
 from PIL import Image
 
 from recarc.data import CATALOG, check, load
-from recarc.data.decode import StreamedImages, cropped
+from recarc.data.decode import cropped
 from recarc.data.formats import parquet
+from recarc.data.imageset import StreamedImages
 from recarc.errors import InputError
 
 NAMES = ["cat", "dog", "owl"]

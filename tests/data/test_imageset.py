@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from recarc.data import CATALOG, ImageSet, load, statistics
-from recarc.data.digits import _embedded
+from recarc.data.loading import _digits_of_sklearn
 from recarc.errors import InputError
 
 
@@ -18,7 +18,7 @@ def test_digits_are_exact(digits: ImageSet) -> None:
     from sklearn.datasets import load_digits
 
     official = load_digits()
-    images, labels = _embedded()
+    images, labels = _digits_of_sklearn()
     assert np.array_equal(images[:, 0], official.images) and np.array_equal(labels, official.target)
     x, y = digits.tensors()
     assert x.dtype == torch.float32 and y.dtype == torch.int64 and x.shape == (355, 1, 8, 8)
@@ -31,7 +31,7 @@ def test_digits_split_is_fixed_disjoint_and_stratified() -> None:
         assert len(part) == CATALOG["digits"].splits[part.split]
         assert part.fingerprint == CATALOG["digits"].fingerprints[part.split]
     whole = np.concatenate([train.images, test.images]).reshape(1797, -1)
-    original = _embedded()[0].reshape(1797, -1)
+    original = _digits_of_sklearn()[0].reshape(1797, -1)
     assert sorted(map(bytes, whole)) == sorted(map(bytes, original))
     share = np.bincount(test.labels) / (np.bincount(test.labels) + np.bincount(train.labels))
     assert np.all(np.abs(share - 0.2) < 0.006)

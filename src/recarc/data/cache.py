@@ -36,6 +36,11 @@ def cache_root() -> Path:
     return base.expanduser() / "data"
 
 
+def downloads(name: str) -> Path:
+    """Where `recarc.data.hub` stores the files of a set."""
+    return cache_root() / "downloads" / name
+
+
 @dataclass(frozen=True)
 class Entry:
     """A cached split, as its `.json` describes it."""

@@ -1,14 +1,11 @@
-"""Encoded image bytes -> uint8 pixels, at once or (large images) on demand. Errors name the broken image."""
+"""Encoded image bytes -> uint8 pixels. Errors name the broken image."""
 
 from __future__ import annotations
 
-import hashlib
 import io
-import os
 import struct
 import zlib
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +15,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 RESIZE, CROP = 256, 224  # ImageNet's usual evaluation transform
-THREADS = min(8, os.cpu_count() or 1)  # Pillow releases the interpreter lock while it decodes
 MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
 GREY_MODES = {"1", "L", "LA"}
 
@@ -86,55 +82,3 @@ def _broken(name: str, error: Exception) -> InputError:
     reason = first_line(error)
     reason = "not an image that Pillow can read" if reason.startswith("cannot identify") else reason
     return InputError(f"broken image {name}: {reason}; replace the file or remove it")
-
-
-class Reader(Protocol):
-    """Random access to encoded images."""
-
-    def identity(self) -> str:
-        """A hash of the contents of the files, independent of their times and paths, without reading all of them."""
-
-    def read(self, rows: np.ndarray) -> list[tuple[bytes, str]]:
-        """Encoded bytes and a name for errors, in the order of `rows`."""
-
-    def __len__(self) -> int:
-        """Number of images."""
-
-
-class StreamedImages:
-    """Behaves like a uint8 array (N, 3, 224, 224); indexing reads and decodes just the images asked for."""
-
-    dtype = np.dtype(np.uint8)
-
-    def __init__(self, reader: Reader, rows: np.ndarray | None = None) -> None:
-        self.reader = reader
-        self.rows = np.arange(len(reader)) if rows is None else rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return len(self.rows), 3, CROP, CROP
-
-    def take(self, positions: np.ndarray) -> StreamedImages:
-        """The images at these positions, still not decoded."""
-        return StreamedImages(self.reader, self.rows[positions])
-
-    def identity(self) -> str:
-        """A hash of the files and of which of their images these are."""
-        rows = np.ascontiguousarray(self.rows, dtype="<i8").tobytes()
-        return hashlib.sha256(self.reader.identity().encode() + rows).hexdigest()
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        rows = np.atleast_1d(self.rows[index])
-        out = np.empty((len(rows), *self.shape[1:]), dtype=np.uint8)
-        encoded = self.reader.read(rows)
-        if len(encoded) < 4 or THREADS == 1:
-            for i, (data, name) in enumerate(encoded):
-                out[i] = cropped(data, name)
-        else:
-            with ThreadPoolExecutor(THREADS) as pool:
-                for i, planes in enumerate(pool.map(lambda item: cropped(*item), encoded)):
-                    out[i] = planes
-        return out[0] if np.ndim(index) == 0 and not isinstance(index, slice) else out

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from recarc.atomic import replacing, sweep
-from recarc.data.cache import STALE_AFTER, cache_root
+from recarc.data.cache import STALE_AFTER, downloads
 from recarc.data.catalog import Spec
 from recarc.data.formats import layouts
 from recarc.data.formats.parquet import IMAGE_COLUMNS, Parquet
@@ -36,18 +36,13 @@ DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROF
 Progress = Callable[[str, int, int], None]  # split, images so far, images in all
 
 
-def downloads(spec: Spec) -> Path:
-    """Where `download` stores a set."""
-    return cache_root() / "downloads" / spec.name
-
-
 def download(spec: Spec, split: str, repo: str | None = None, progress: Progress | None = None) -> Parquet:
     """Download a split as Parquet files. `repo`: a mirror, or a local folder; by default the official repository."""
     place = repo or spec.hub
     if place is None:
         raise InputError(f"{spec.name} is not on the Hub: it comes with an installed package")
     rows, image = _rows(spec, split, place)
-    target = downloads(spec) / split
+    target = downloads(spec.name) / split
     try:
         sweep(target.parent, STALE_AFTER)
         with replacing(target) as part:

@@ -1,23 +1,78 @@
-"""An image set: stored pixels, labels, class names and a fingerprint of the contents."""
+"""An image set: stored pixels (or large images, decoded on demand), labels, class names and a fingerprint."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from recarc.data.decode import StreamedImages
+from recarc.data.decode import CROP, cropped
 from recarc.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
 STREAM_LIMIT = 4 * 2**30  # bytes of float32 above which a streamed set is not turned into one tensor
+THREADS = min(8, os.cpu_count() or 1)  # Pillow releases the interpreter lock while it decodes
 Indices = Any  # an int, a slice, or a sequence, array or tensor of ints
+
+
+class Reader(Protocol):
+    """Random access to encoded images."""
+
+    def identity(self) -> str:
+        """A hash of the contents of the files, independent of their times and paths, without reading all of them."""
+
+    def read(self, rows: np.ndarray) -> list[tuple[bytes, str]]:
+        """Encoded bytes and a name for errors, in the order of `rows`."""
+
+    def __len__(self) -> int:
+        """Number of images."""
+
+
+class StreamedImages:
+    """Behaves like a uint8 array (N, 3, 224, 224); indexing reads and decodes just the images asked for."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, reader: Reader, rows: np.ndarray | None = None) -> None:
+        self.reader = reader
+        self.rows = np.arange(len(reader)) if rows is None else rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return len(self.rows), 3, CROP, CROP
+
+    def take(self, positions: np.ndarray) -> StreamedImages:
+        """The images at these positions, still not decoded."""
+        return StreamedImages(self.reader, self.rows[positions])
+
+    def identity(self) -> str:
+        """A hash of the files and of which of their images these are."""
+        rows = np.ascontiguousarray(self.rows, dtype="<i8").tobytes()
+        return hashlib.sha256(self.reader.identity().encode() + rows).hexdigest()
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        rows = np.atleast_1d(self.rows[index])
+        out = np.empty((len(rows), *self.shape[1:]), dtype=np.uint8)
+        encoded = self.reader.read(rows)
+        if len(encoded) < 4 or THREADS == 1:
+            for i, (data, name) in enumerate(encoded):
+                out[i] = cropped(data, name)
+        else:
+            with ThreadPoolExecutor(THREADS) as pool:
+                for i, planes in enumerate(pool.map(lambda item: cropped(*item), encoded)):
+                    out[i] = planes
+        return out[0] if np.ndim(index) == 0 and not isinstance(index, slice) else out
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,19 +1,31 @@
-"""From a name to an image set: local files (through the cache), the cache alone, or (only if allowed) the Hub."""
+"""From a name to an image set: local files (through the cache), the cache alone, or (only if allowed) the Hub.
+
+The digits of scikit-learn are always available: 1797 images of 8x8 grey values 0..16, stored unchanged with `levels`
+16, so that [0, 1] is exact.
+"""
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from recarc.data import cache, hub
+import numpy as np
+
+from recarc.data import cache
 from recarc.data.catalog import CATALOG, Spec, named, owner, squeeze
-from recarc.data.decode import StreamedImages
-from recarc.data.digits import load_digits
 from recarc.data.formats import Format, check_labels, known_formats, layouts
-from recarc.data.imageset import ImageSet, fingerprint
+from recarc.data.imageset import ImageSet, StreamedImages, fingerprint
 from recarc.errors import InputError, unknown
 
+if TYPE_CHECKING:
+    from recarc.data.hub import Progress
+
+DIGITS_SEED = 20220613
+TEST_SHARE = 5  # one in five
 PathLike = str | os.PathLike[str]
 
 
@@ -24,7 +36,7 @@ def load(
     data_dir: PathLike | None = None,
     limit: int | None = None,
     download: bool = False,
-    progress: hub.Progress | None = None,
+    progress: Progress | None = None,
 ) -> ImageSet:
     """An image set by name (`available()` lists them), or by the path of a folder of images or Parquet files.
 
@@ -74,8 +86,9 @@ def roots(spec: Spec, data_dir: PathLike | None) -> Iterator[Path]:
         named_after = owner(base.stem if base.is_file() else base.name)
         if named_after in (None, spec):
             yield base
-    if not data_dir and hub.downloads(spec).is_dir():
-        yield hub.downloads(spec)
+    downloads = cache.downloads(spec.name)
+    if not data_dir and downloads.is_dir():
+        yield downloads
 
 
 def materialise(name: str, split: str, files: Format, spec: Spec | None) -> ImageSet:
@@ -103,8 +116,10 @@ def materialise(name: str, split: str, files: Format, spec: Spec | None) -> Imag
     return entry.image_set(files.where)
 
 
-def download_split(spec: Spec, split: str, repo: str | None = None, progress: hub.Progress | None = None) -> ImageSet:
+def download_split(spec: Spec, split: str, repo: str | None = None, progress: Progress | None = None) -> ImageSet:
     """Download one split from the Hub and decode it into the cache."""
+    from recarc.data import hub
+
     return materialise(spec.name, split, hub.download(spec, split, repo, progress), spec)
 
 
@@ -166,3 +181,37 @@ def _class_names(files: Format, spec: Spec | None) -> tuple[str, ...] | None:
         return spec.classes
     stored = files.class_names()
     return stored if stored and len(stored) == len(spec.classes) else spec.classes
+
+
+def load_digits(split: str) -> ImageSet:
+    """The train or test split of scikit-learn's digits.
+
+    In a permutation drawn with a fixed seed, the first fifth of every class is the test split. Both splits keep the
+    order of the permutation, so the first n images of a split are a fair sample of it.
+    """
+    spec = CATALOG["digits"]
+    images, labels = _digits_of_sklearn()
+    order = np.random.RandomState(DIGITS_SEED).permutation(len(labels))  # this generator's stream is frozen by numpy
+    is_test = np.zeros(len(labels), dtype=bool)
+    for digit in range(len(spec.classes)):
+        members = order[labels[order] == digit]
+        is_test[members[: len(members) // TEST_SHARE]] = True
+    rows = order[is_test[order] == (split == "test")]
+    images, labels = np.ascontiguousarray(images[rows]), labels[rows]
+    mark = fingerprint(images, labels, spec.levels)
+    return ImageSet("digits", split, images, labels, spec.classes, mark, "scikit-learn", spec.levels)
+
+
+def _digits_of_sklearn() -> tuple[np.ndarray, np.ndarray]:
+    """Read from scikit-learn's own file, which is quick; if a release keeps it elsewhere, with its function."""
+    package = importlib.util.find_spec("sklearn")
+    for place in (package.submodule_search_locations or []) if package else []:
+        path = Path(place, "datasets", "data", "digits.csv.gz")
+        if path.is_file():
+            with gzip.open(path, "rt") as file:
+                table = np.loadtxt(file, delimiter=",", dtype=np.int64)
+            return table[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8), table[:, -1]
+    from sklearn.datasets import load_digits as embedded
+
+    bunch = embedded()
+    return bunch.images.astype(np.uint8)[:, None], bunch.target.astype(np.int64)

@@ -10,7 +10,6 @@ import numpy as np
 
 from recarc.data import cache
 from recarc.data.catalog import CATALOG, Spec
-from recarc.data.digits import load_digits
 from recarc.data.formats import Format, layouts
 from recarc.data.formats.folder import splits_in
 from recarc.data.hub import Progress
@@ -22,6 +21,7 @@ from recarc.data.loading import (
     find_unnamed,
     folder_path,
     load,
+    load_digits,
     locate,
     materialise,
     missing,

@@ -18,7 +18,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from recarc.data.catalog import Spec
-from recarc.data.decode import Reader
+from recarc.data.imageset import Reader
 from recarc.errors import InputError
 
 Block = tuple[np.ndarray, np.ndarray]  # images (n, C, H, W) uint8, labels (n,) int64

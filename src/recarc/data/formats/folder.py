@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from recarc.data.catalog import Spec
-from recarc.data.decode import CROP, GREY_MODES, Reader, cropped, open_image, pixels
+from recarc.data.decode import CROP, GREY_MODES, cropped, open_image, pixels
 from recarc.data.formats import BLOCK, Block, Format, register
+from recarc.data.imageset import Reader
 from recarc.errors import InputError
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from recarc.data.catalog import Spec, owner
-from recarc.data.decode import CROP, GREY_MODES, Reader, open_image, pixels
+from recarc.data.decode import CROP, GREY_MODES, open_image, pixels
 from recarc.data.formats import BLOCK, Block, Format, register
+from recarc.data.imageset import Reader
 from recarc.errors import InputError, first_line
 
 KEPT = 256 * 2**20  # bytes of encoded images that a reader keeps in memory
