@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from recarc import InputError, RandomizedEnsemble
-from recarc.deployment import Draws, export
+from recarc.deployment import export
+from recarc.ensemble import Draws
 from tiny import cnn, labels_of, mlp, mlp_ensemble, points
 
 

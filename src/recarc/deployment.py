@@ -1,21 +1,18 @@
-"""Deployment: members drawn so that nobody can predict which one answers, and exported files to run elsewhere."""
+"""Exported members: files that run elsewhere, without this package and without the members' Python code."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import random
-import secrets
-from collections.abc import Callable, Sequence
-from fractions import Fraction
-from itertools import accumulate
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recarc.atomic import replacing
+from recarc.ensemble import RandomizedEnsemble, check_evaluation_mode
 from recarc.errors import InputError, unknown
 
 FORMATS = {"torch": ".pt2", "onnx": ".onnx"}
@@ -23,74 +20,7 @@ MANIFEST = "deployment.json"
 AGREEMENT = 1e-3  # of an exported member with the original, relative to the largest logit; rounding is far below
 
 
-class Drawn(Protocol):
-    """What deployment needs of an ensemble: its members, and how often each is drawn."""
-
-    @property
-    def members(self) -> Sequence[Callable[[Tensor], Tensor]]: ...
-
-    @property
-    def alpha(self) -> Tensor: ...
-
-
-class Draws:
-    """Independent draws d ~ alpha; without a seed, from the operating system's generator, which nobody can predict.
-
-    Every alpha is a binary fraction, so a whole number below their common denominator is drawn: the probabilities are
-    alpha to the last bit, with no rounding of a random float.
-    """
-
-    def __init__(self, alpha: Tensor, seed: int | None = None) -> None:
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise InputError(f"seed is {seed!r}; it must be a whole number, or None for draws nobody can predict")
-        shares = [Fraction(a) for a in alpha.tolist()]
-        unit = max(share.denominator for share in shares)  # powers of two: the largest is a common denominator
-        self._edges = list(accumulate(int(share * unit) for share in shares))
-        self._source = secrets.SystemRandom() if seed is None else random.Random(seed)
-
-    def __call__(self, count: int) -> Tensor:
-        """(count,) member indices."""
-        edges = self._edges
-        values = (self._source.randrange(edges[-1]) for _ in range(count))
-        return torch.tensor([next(i for i, edge in enumerate(edges) if v < edge) for v in values], dtype=torch.long)
-
-
-class Deployed(nn.Module):
-    """Answers every sample with a member drawn for it, without gradients.
-
-    The draw is secret, but members of different cost give themselves away by the time an answer takes.
-    """
-
-    def __init__(self, ensemble: Drawn, seed: int | None = None) -> None:
-        super().__init__()
-        self.members = tuple(ensemble.members)
-        self.modules_of_members = nn.ModuleList(m for m in self.members if isinstance(m, nn.Module))
-        _check_modes(self.members)
-        self.alpha = ensemble.alpha.clone()
-        self.draws = Draws(self.alpha, seed)
-
-    @torch.no_grad()
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, C), each row from the member drawn for it."""
-        return answered(self.members, x, self.draws(len(x)))
-
-    def predict(self, x: Tensor) -> Tensor:
-        """Labels (B,)."""
-        return self(x).argmax(1)
-
-
-def answered(members: Sequence[Callable[[Tensor], Tensor]], x: Tensor, drawn: Tensor) -> Tensor:
-    """Logits (B, C): row b from members[drawn[b]]; each member is called once, with its rows."""
-    if not len(x):
-        return members[0](x)
-    drawn = drawn.to(x.device)
-    chosen = [(drawn == i).nonzero()[:, 0] for i in range(len(members))]
-    parts = {i: members[i](x[rows]) for i, rows in enumerate(chosen) if len(rows)}
-    place = torch.cat([chosen[i] for i in parts]).argsort()
-    return torch.cat(list(parts.values()))[place]
-
-
-def export(ensemble: Drawn, folder: str | Path, example: Tensor, format: str = "torch") -> Path:
+def export(ensemble: RandomizedEnsemble, folder: str | Path, example: Tensor, format: str = "torch") -> Path:
     """Write each member as a file that runs without its Python code, for any batch size, and alpha to
     `deployment.json`.
 
@@ -107,7 +37,7 @@ def export(ensemble: Drawn, folder: str | Path, example: Tensor, format: str = "
     if format == "onnx":
         _need_onnx()
     modules = [member if isinstance(member, nn.Module) else _Callable(member).eval() for member in ensemble.members]
-    _check_modes(modules)
+    check_evaluation_mode(modules)
     with replacing(folder) as part:
         part.mkdir()
         manifest = {
@@ -119,12 +49,6 @@ def export(ensemble: Drawn, folder: str | Path, example: Tensor, format: str = "
         }
         (part / MANIFEST).write_text(json.dumps(manifest, indent=2))
     return folder
-
-
-def _check_modes(members: Sequence[Callable[[Tensor], Tensor]]) -> None:
-    for i, member in enumerate(members):
-        if isinstance(member, nn.Module) and any(getattr(m, "training", False) for m in member.modules()):
-            raise InputError(f"member {i} is in train mode; call ensemble.eval() before deploying it")
 
 
 class _Callable(nn.Module):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
+from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recarc.deployment import Deployed, answered
 from recarc.errors import InputError
 from recarc.inputs import check_y
 from recarc.losses import loss_named
@@ -129,6 +132,69 @@ class RandomizedEnsemble(nn.Module):
         """The ensemble as it answers in service, drawing from the operating system's generator, which an attacker
         cannot predict; with a seed, the draws are the same every time (for tests)."""
         return Deployed(self, seed)
+
+
+class Draws:
+    """Independent draws d ~ alpha; without a seed, from the operating system's generator, which nobody can predict.
+
+    Every alpha is a binary fraction, so a whole number below their common denominator is drawn: the probabilities are
+    alpha to the last bit, with no rounding of a random float.
+    """
+
+    def __init__(self, alpha: Tensor, seed: int | None = None) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise InputError(f"seed is {seed!r}; it must be a whole number, or None for draws nobody can predict")
+        shares = [Fraction(a) for a in alpha.tolist()]
+        unit = max(share.denominator for share in shares)  # powers of two: the largest is a common denominator
+        self._edges = list(accumulate(int(share * unit) for share in shares))
+        self._source = secrets.SystemRandom() if seed is None else random.Random(seed)
+
+    def __call__(self, count: int) -> Tensor:
+        """(count,) member indices."""
+        edges = self._edges
+        values = (self._source.randrange(edges[-1]) for _ in range(count))
+        return torch.tensor([next(i for i, edge in enumerate(edges) if v < edge) for v in values], dtype=torch.long)
+
+
+class Deployed(nn.Module):
+    """Answers every sample with a member drawn for it, without gradients.
+
+    The draw is secret, but members of different cost give themselves away by the time an answer takes.
+    """
+
+    def __init__(self, ensemble: RandomizedEnsemble, seed: int | None = None) -> None:
+        super().__init__()
+        self.members = tuple(ensemble.members)
+        self.modules_of_members = nn.ModuleList(m for m in self.members if isinstance(m, nn.Module))
+        check_evaluation_mode(self.members)
+        self.alpha = ensemble.alpha.clone()
+        self.draws = Draws(self.alpha, seed)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, C), each row from the member drawn for it."""
+        return answered(self.members, x, self.draws(len(x)))
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Labels (B,)."""
+        return self(x).argmax(1)
+
+
+def answered(members: Sequence[Member], x: Tensor, drawn: Tensor) -> Tensor:
+    """Logits (B, C): row b from members[drawn[b]]; each member is called once, with its rows."""
+    if not len(x):
+        return members[0](x)
+    drawn = drawn.to(x.device)
+    chosen = [(drawn == i).nonzero()[:, 0] for i in range(len(members))]
+    parts = {i: members[i](x[rows]) for i, rows in enumerate(chosen) if len(rows)}
+    place = torch.cat([chosen[i] for i in parts]).argsort()
+    return torch.cat(list(parts.values()))[place]
+
+
+def check_evaluation_mode(members: Sequence[Member]) -> None:
+    for i, member in enumerate(members):
+        if isinstance(member, nn.Module) and any(getattr(m, "training", False) for m in member.modules()):
+            raise InputError(f"member {i} is in train mode; call ensemble.eval() before deploying it")
 
 
 def rounded(value: Real) -> Real:

@@ -11,13 +11,11 @@ import pytest
 import torch
 from markupsafe import escape
 
-import recarc
-from recarc import ARC, PGD, AdaptivePGD, Attack, Ball, RandomAttacker, RandomizedEnsemble, evaluate, save_ensemble
+from recarc import AdaptivePGD, Ball, RandomizedEnsemble, evaluate, save_ensemble
 from recarc.attacks import Tight
 from recarc.cli import app as program
 from recarc.data import load
 from recarc.models import build
-from recarc.report import load_runs
 
 
 @pytest.fixture(scope="module")
@@ -52,34 +50,6 @@ def test_what_it_prints(folder: Path, tmp_path: Path, capsys: Any) -> None:
     assert "onclusive: the robust accuracy is" in printed and "2 runs" in printed
     assert run("report", folder / "adaptive_pgd", "--out", tmp_path / "page.html") == 0
     assert "1 run, " in capsys.readouterr().out.replace("\n", " ")
-
-
-@pytest.mark.parametrize(
-    "attack",
-    [
-        Tight("quick", steps=2, seed=3),
-        ARC(steps=2, planes=3, step_size=0.05),
-        ARC(steps=1, variant="corrected"),
-        AdaptivePGD(steps=2, loss="margin", random_init=True),
-        RandomAttacker(PGD(steps=2)),
-    ],
-    ids=["tight", "arc", "corrected_arc", "adaptive_pgd", "pgd"],
-)
-@pytest.mark.parametrize("box", [(0.0, 1.0), None], ids=["box", "no box"])
-@pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
-def test_the_line_of_python_on_the_page_repeats_the_run(
-    attack: Attack, box: tuple[float, float] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the folder is, it finds the run finished: the configuration is the same down to the last knob."""
-    torch.manual_seed(0)
-    rec = RandomizedEnsemble([build("cnn", 10, 1, 8, width=4).eval() for _ in range(2)], [0.7, 0.3])
-    save_ensemble(rec, tmp_path / "my rec")
-    data, ball = load("digits", "train", limit=10), Ball("l2", 8 / 255, box)
-    first = evaluate(rec, attack, data, ball, out=tmp_path / "run", progress=False, precision="float32")
-    call = load_runs([tmp_path / "run"])[0].command("my rec")
-    monkeypatch.chdir(tmp_path)
-    names = {name: getattr(recarc, name) for name in recarc.__all__} | {"load": load}
-    assert eval(call, names).seconds == first.seconds
 
 
 @pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")

@@ -1,4 +1,4 @@
-"""The command line: one command a file, each a thin wrapper around the library.
+"""The command line: each command is a thin wrapper around the library.
 
 Exit codes: 0 done, 2 bad input, 3 interrupted and resumable, 1 anything else.
 """

@@ -17,15 +17,12 @@ import recarc
 from recarc.cli.alpha import alpha
 from recarc.cli.data import data
 from recarc.cli.demo import demo
+from recarc.cli.ensembles import import_, zoo
 from recarc.cli.evaluate import evaluate
-from recarc.cli.import_ import import_
 from recarc.cli.output import print_note
-from recarc.cli.report import report
-from recarc.cli.show import show
+from recarc.cli.report import report, show, theory
 from recarc.cli.sweep import sweep
-from recarc.cli.theory import theory
 from recarc.cli.train import train
-from recarc.cli.zoo import zoo
 from recarc.errors import AttackViolation, InputError, Interrupted, RecarcWarning, RunError
 from recarc.provenance import started_by
 

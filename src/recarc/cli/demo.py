@@ -154,7 +154,7 @@ def write_report(out: Path) -> Report:
     names = ("tight", "adaptive_pgd", "arc", "pgd", "over_alpha", "over_eps")
     sections = [Section("Why AdaptivePGD stalls", WHY, [plane_svg(TWO), plane_svg(THREE)])]
     runs = load_runs([out / "runs" / name for name in names])
-    report = build_report(runs, sections=sections, ensemble=str(out / "ensemble"))
+    report = build_report(runs, sections=sections)
     write_page(report, out / "report.html")
     return report
 

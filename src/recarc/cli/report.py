@@ -1,4 +1,4 @@
-"""`recarc report`: one HTML page from run folders."""
+"""`recarc report`, `show` and `theory`: one HTML page from run folders, the figures of a run, the paper's picture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recarc.cli import options
-from recarc.cli.output import print_json
+from recarc.cli.output import print_evaluation, print_json, summary
 
 
 def report(
@@ -17,9 +17,6 @@ def report(
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     figures: Annotated[Path | None, typer.Option(help="A folder for figures as PDF, SVG and PNG.")] = None,
     tables: Annotated[Path | None, typer.Option(help="A folder for tables as LaTeX (booktabs) and Markdown.")] = None,
-    ensemble: Annotated[
-        str, typer.Option(help="Folder of the ensemble, for the lines that repeat runs started from Python.")
-    ] = "ENSEMBLE",
     data_dir: options.DataDirOption = None,
     json_: options.JsonOption = False,
 ) -> None:
@@ -32,7 +29,7 @@ def report(
     from recarc.report import build_report, load_runs, write_figures, write_page, write_tables
     from recarc.training.progress import counted
 
-    content = build_report(load_runs(run), title, data_dir, ensemble=ensemble)
+    content = build_report(load_runs(run), title, data_dir)
     page = write_page(content, out)
     drawn = [] if figures is None else write_figures(content, figures)
     written = [] if tables is None else write_tables(content, tables)
@@ -50,3 +47,50 @@ def report(
     print(f"{page}: {counted(len(content.runs), 'run')}, {page.stat().st_size / 1024:.0f} kB; open it in a browser")
     if drawn or written:
         print(f"{counted(len(drawn), 'figure')} and {counted(len(written), 'table')}")
+
+
+def show(
+    run: Annotated[Path, typer.Argument(help="A run folder, finished or not.")],
+    alpha: Annotated[
+        str | None, typer.Option(help="Also score the saved inputs at other probabilities, such as 0.5,0.5.")
+    ] = None,
+    json_: options.JsonOption = False,
+) -> None:
+    """Print the figures of a run again, recomputed from its per-sample records.
+
+    Example: `recarc show runs/arc --alpha 0.5,0.5`
+    """
+    probabilities = None if alpha is None else options.numbers("--alpha", alpha)
+    from recarc.evaluation import Evaluation
+
+    result = Evaluation.load(run, partial=True)
+    rescored = None if probabilities is None else result.robust_at(probabilities)
+    if json_:
+        bound = {} if rescored is None else {"alpha": probabilities, "robust_upper_bound": rescored.value}
+        print_json({**summary(result), **({"rescored": bound} if bound else {})})
+        return
+    print_evaluation(result)
+    for text in result.warnings:
+        print(f"warning: {text}")
+    if rescored is not None:
+        print(f"at alpha {alpha}: {rescored}")
+
+
+def theory(
+    out: Annotated[Path, typer.Option(help="The picture to write: .png, .svg or .pdf.")] = Path("theory.png"),
+    json_: options.JsonOption = False,
+) -> None:
+    """Draw linear members in the plane: the ball, the path on which AdaptivePGD stalls, ARC's point, the optimum.
+
+    Example: `recarc theory --out theory.svg`
+    """
+    from recarc.report.plane import THREE, TWO, solved, write_plane
+
+    picture = write_plane(out)
+    accuracies = {plane.title: solved(plane).accuracy for plane in (TWO, THREE)}
+    if json_:
+        print_json({"picture": str(picture), "expected_accuracy": accuracies})
+        return
+    for title, accuracy in accuracies.items():
+        print(f"{title}: expected accuracy after " + ", ".join(f"{k} {100 * v:.0f} %" for k, v in accuracy.items()))
+    print(f"drawn in {picture}")

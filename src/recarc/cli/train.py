@@ -12,6 +12,7 @@ from recarc.cli.options import assignments, number, numbers
 from recarc.cli.output import print_entry, print_json
 from recarc.training.methods import method_named, names
 
+METHODS = ", ".join(names())
 ON_GPU = "On by default on a GPU."
 
 
@@ -26,7 +27,7 @@ def _list_methods(wanted: bool) -> None:
 def train(
     method: Annotated[
         str,
-        typer.Argument(help=f"{', '.join(names())}, or with --trust-code your own, as package.module:Class."),
+        typer.Argument(help=f"{METHODS}, or with --trust-code your own, as package.module:Class."),
     ],
     out: Annotated[Path, typer.Option(help="The ensemble folder to create; must be new or empty.")],
     data: options.DataOption = "cifar10",

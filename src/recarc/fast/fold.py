@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from recarc.errors import InputError, first_line
-from recarc.models.classifier import Normalize
+from recarc.models.blocks import Normalize
 
 
 class _Tracer(fx.Tracer):

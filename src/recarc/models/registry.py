@@ -26,7 +26,7 @@ from recarc.models import architectures
 if TYPE_CHECKING:
     from torch import nn
 
-    from recarc.models.classifier import Classifier
+    from recarc.models.blocks import Classifier
 
 M = TypeVar("M", bound="nn.Module")
 Maker = Callable[..., "nn.Module"]
@@ -150,7 +150,7 @@ def build(
         std=cast("tuple[float, ...] | None", std),
         options=_with_defaults(arch, make, options),
     )
-    from recarc.models.classifier import Classifier
+    from recarc.models.blocks import Classifier
 
     return Classifier(make(classes, channels, image_size, **spec.options), spec)
 

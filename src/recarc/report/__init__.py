@@ -2,10 +2,9 @@
 
 from recarc.report.content import Report, Section, build_report
 from recarc.report.figures import write_figures
-from recarc.report.page import render, write_page
 from recarc.report.plane import Plane, draw_plane, plane_svg
 from recarc.report.runs import Run, load_runs
-from recarc.report.tables import write_tables
+from recarc.report.writing import render, write_page, write_tables
 
 __all__ = [
     "Plane",

@@ -15,9 +15,8 @@ from recarc.evaluation.result import Estimate, estimate
 from recarc.evaluation.verdict import Verdict
 from recarc.report.curves import Curve, best_member, curves
 from recarc.report.gallery import Data, Example, pictures
-from recarc.report.labels import ATTACK_OF_STAGE, BEST_MEMBER, STAGE_LABELS, numbered, position, role
 from recarc.report.rescoring import Rescoring, rescoring
-from recarc.report.runs import Run
+from recarc.report.runs import ATTACK_OF_STAGE, BEST_MEMBER, STAGE_LABELS, Run, numbered, position, role
 
 TITLE = "How robust is this randomized ensemble, really?"
 
@@ -88,7 +87,7 @@ class Report:
     pictures: list[Example]
     sections: list[Section]
     notes: list[str]
-    commands: list[str]  # that repeat the runs
+    commands: list[str]  # that were typed
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -108,13 +107,12 @@ def build_report(
     title: str | None = None,
     data_dir: str | Path | None = None,
     sections: Sequence[Section] = (),
-    ensemble: str = "ENSEMBLE",
     data: Data | None = None,
 ) -> Report:
     """Combine the runs of one ensemble. The verdict is that of the largest run with a floor.
 
-    `ensemble` is its folder, for the lines that repeat runs started from Python. `data` is what was attacked, for the
-    pictures: by default the data set that the runs name; pass tensors (x, y) if those were attacked.
+    `data` is what was attacked, for the pictures: by default the data set that the runs name; pass tensors (x, y) if
+    those were attacked.
     """
     if not runs:
         raise InputError("a report needs at least one run")
@@ -128,7 +126,7 @@ def build_report(
         for r in unfinished
     ]
     notes += dict.fromkeys(f"{run.label}: {text}" for run in comparable for text in run.evaluation.warnings)
-    commands = dict.fromkeys(run.command(ensemble) for run in comparable)
+    commands = dict.fromkeys(run.command for run in comparable)
     return Report(
         title=title or TITLE,
         runs=list(runs),
@@ -141,7 +139,7 @@ def build_report(
         decided=_decided(main),
         reached=_reached(comparable),
         curves=curves(runs),
-        rescoring=rescoring(main, runs),
+        rescoring=rescoring(main, comparable, runs),
         pictures=examples,
         sections=list(sections),
         notes=notes,

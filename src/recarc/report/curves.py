@@ -10,8 +10,7 @@ import numpy as np
 
 from recarc.evaluation.fingerprint import Json, canonical, eps_text
 from recarc.evaluation.result import Estimate, estimate
-from recarc.report.labels import ATTACK_OF_STAGE, BEST_MEMBER, position, role
-from recarc.report.runs import Run
+from recarc.report.runs import ATTACK_OF_STAGE, BEST_MEMBER, Run, position, role
 
 AXES = {
     "alpha": "sampling probability of the first member",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from recarc.report.content import Matrix, Report
 from recarc.report.curves import Curve
-from recarc.report.files import file_names, write_files
 from recarc.report.gallery import Example, colours
+from recarc.report.writing import file_names, write_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

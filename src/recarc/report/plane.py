@@ -18,7 +18,7 @@ from recarc.errors import InputError
 from recarc.exact import optimum
 from recarc.geometry import Ball
 from recarc.report.figures import STYLE, figure_bytes, new_figure
-from recarc.report.files import write_files
+from recarc.report.writing import write_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,7 @@ import numpy as np
 
 from recarc.evaluation.fingerprint import Json
 from recarc.report.curves import robust_alone
-from recarc.report.labels import numbered, position, role
-from recarc.report.runs import Run
+from recarc.report.runs import Run, numbered, role
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,11 @@ class Rescoring:
         return {"alpha": self.alpha, "samples": self.samples, "lines": lines, "groups": self.groups}
 
 
-def rescoring(main: Run, runs: Sequence[Run]) -> Rescoring | None:
-    """From the runs on the main run's problem; patterns also from runs at other alphas. None for M = 1 or M > 16."""
+def rescoring(main: Run, comparable: Sequence[Run], runs: Sequence[Run]) -> Rescoring | None:
+    """From the runs on the main run's problem; patterns also from `runs` at other alphas. None for M = 1 or M > 16."""
     if not 2 <= len(main.alpha) <= 16:
         return None
     evaluation = main.evaluation
-    comparable = sorted((run for run in runs if run.problem == main.problem), key=lambda run: position(run.label))
     lines = [_line("Clean", "clean", (evaluation.clean_predictions == evaluation.labels)[None], np.ones(1))]
     for name, run in numbered((run.label, run) for run in comparable).items():
         right = run.evaluation.adversarial_predictions == run.evaluation.labels

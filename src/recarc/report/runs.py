@@ -1,18 +1,44 @@
-"""Runs as a report sees them: an evaluation with its name, its environment and how to repeat it."""
+"""Runs as a report sees them: an evaluation with its name and environment; the attacks' labels, order and colours."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from recarc.attacks import registry
 from recarc.errors import InputError
 from recarc.evaluation.fingerprint import Json, canonical
 from recarc.evaluation.result import Evaluation
 from recarc.evaluation.run_folder import RUN, RunFolder
+
+T = TypeVar("T")
+BEST_MEMBER = "Best member alone"
+# Stages of Tight that say what one attack alone reports; the other stages are the best so far.
+ATTACK_OF_STAGE = {"adaptive_pgd": "AdaptivePGD", "arc": "ARC"}
+STAGE_LABELS = {
+    "clean": "no attack needed",
+    "adaptive_pgd": "AdaptivePGD",
+    "arc": "ARC",
+    "members": "AutoPGD on a member",
+    "corrected_arc": "ARC, corrected",
+    "climb": "Climb",
+    "restarts": "Climb, restarted",
+    "none": "no attack succeeded",
+}
+# The roles are the colours of the page (templates/page.css) and of the figures (figures.COLOURS).
+ROLES = {
+    "Clean": "clean",
+    "PGD": "pgd",
+    "AdaptivePGD": "adaptive",
+    "ARC": "arc",
+    "Tight": "tight",
+    "Floor": "floor",
+    BEST_MEMBER: "best",
+}
+FIRST, LAST = ("Clean", "PGD", "AdaptivePGD", "ARC"), ("Tight", "Floor", BEST_MEMBER)  # all others in between
 
 
 @dataclass(frozen=True)
@@ -71,38 +97,10 @@ class Run:
     def _identity(self, *keys: str) -> str:
         return canonical({key: self.configuration.get(key) for key in keys})
 
-    def command(self, ensemble: str = "ENSEMBLE") -> str:
-        """The command that was typed; for a run that Python started, the call that repeats it."""
-        return str(self.environment.get("command") or self._python_call(ensemble))
-
-    def _python_call(self, ensemble: str) -> str:
-        """One line of Python; "" where the configuration does not say it all: a function as attack, a radius each."""
-        eps, box, data, config = self.eps, self.ball.get("box"), self.data, self.configuration
-        if eps is None or "class" not in (config.get("attack") or ""):
-            return ""
-        pixels = round(255 * eps)
-        radius = f"{pixels} / 255" if pixels / 255 == eps and len(repr(eps)) > 6 else repr(eps)
-        images = f"load({data.get('name')!r}, {data.get('split')!r}, limit={data.get('samples')})"
-        arguments = [
-            f"load_ensemble({ensemble!r}).with_alpha({self.alpha})",
-            _python(self.attack),
-            images if data.get("split") else "data",
-            f"Ball({self.ball.get('norm')!r}, {radius}, {tuple(box) if box else None})",
-            f"out={self.name!r}",
-        ]
-        arguments += [f"precision={p!r}"] if (p := config.get("precision")) not in (None, "as the members") else []
-        arguments += ["save_inputs=True"] if config.get("save_inputs") else []
-        return f"evaluate({', '.join(arguments)})"
-
-
-def _python(value: Any) -> str:
-    """A described attack as Python: ARC(steps=20, planes=4)."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(_python, value))}]"
-    if not isinstance(value, dict):
-        return repr(value)
-    knobs = {name: knob for name, knob in value.items() if name not in ("class", "class_code") and knob is not None}
-    return f"{value.get('class')}({', '.join(f'{name}={_python(knob)}' for name, knob in knobs.items())})"
+    @property
+    def command(self) -> str:
+        """The command that was typed; "" for a run that Python started."""
+        return str(self.environment.get("command") or "")
 
 
 def load_runs(paths: Sequence[str | Path]) -> list[Run]:
@@ -133,3 +131,25 @@ def _natural(text: str) -> list[Any]:
     """Sorts eps=2 before eps=10."""
     parts = re.split(r"(\d+(?:\.\d+)?)", text)
     return [(1, float(part), "") if i % 2 else (0, 0.0, part) for i, part in enumerate(parts)]
+
+
+def role(label: str) -> str:
+    return ROLES.get(label, "other")
+
+
+def position(label: str) -> int:
+    """Sorts from the clean accuracy over ever stronger attacks to the floor."""
+    if label in FIRST:
+        return FIRST.index(label)
+    return len(FIRST) + 1 + LAST.index(label) if label in LAST else len(FIRST)
+
+
+def numbered(labelled: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """As a dictionary, in which a label that comes again gets a number: ARC, ARC (2), ARC (3)."""
+    unique: dict[str, T] = {}
+    for label, value in labelled:
+        name, number = label, 2
+        while name in unique:
+            name, number = f"{label} ({number})", number + 1
+        unique[name] = value
+    return unique

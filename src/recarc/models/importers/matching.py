@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from recarc.errors import InputError
-from recarc.models.classifier import Classifier
+from recarc.models.blocks import Classifier
 from recarc.models.importers import NORMALISATIONS, CheckpointFormat, Normalisation, format_named, normalisation_named
 from recarc.models.importers.reading import Checkpoint, read_checkpoint
 from recarc.models.registry import ModelSpec, build, build_member, check_sizes, names, variants

@@ -1,14 +1,27 @@
-"""Tables for papers, in LaTeX (booktabs) and Markdown, from the same rows as the page."""
+"""A report as files: the HTML page, tables for papers, and writing them completely or not at all.
+
+The page is a single file that needs no network; everything from outside is escaped. The tables, in LaTeX (booktabs) and
+Markdown, hold the same rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from recarc.atomic import write_all
+from recarc.errors import InputError
+from recarc.evaluation.fingerprint import attack_text, eps_text
 from recarc.report.content import Report
 from recarc.report.curves import Curve
-from recarc.report.files import file_names, write_files
+from recarc.report.gallery import colours, data_uri
+from recarc.report.svg import curve_svg, legend_mark, rescoring_svg
 
 SPECIAL = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -17,6 +30,74 @@ SPECIAL = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
 }
+
+
+def file_names(kind: str, parts: Sequence[str]) -> list[str]:
+    """A file name for each part of a kind; parts that would share one are numbered."""
+    names = [f"{kind}_{part}" if part else kind for part in parts]
+    return [name if names.count(name) == 1 else f"{name}_{k}" for k, name in enumerate(names, 1)]
+
+
+def write_files(files: Mapping[Path, bytes]) -> list[Path]:
+    try:
+        write_all(files)
+    except OSError as error:
+        place = next(iter(files))
+        raise InputError(f"cannot write {place}: {error.strerror or error}; choose another place") from None
+    return list(files)
+
+
+# The page -------------------------------------------------------------------------------------------------
+
+
+def render(report: Report) -> str:
+    """The page as text."""
+    environment = Environment(
+        loader=PackageLoader("recarc.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"percent": percent, "points": points, "eps": eps_text, "pretty": pretty}
+    environment.globals |= {
+        "curve_svg": curve_svg,
+        "rescoring_svg": rescoring_svg,
+        "legend_mark": legend_mark,
+        "data_uri": data_uri,
+        "colours": colours,
+        "trusted": Markup,
+        "asset": lambda name: Markup(_asset(environment, name)),
+        "attack_text": attack_text,
+    }
+    return environment.get_template("page.html").render(r=report)
+
+
+def write_page(report: Report, path: str | Path) -> Path:
+    """Write the page completely or not at all."""
+    return write_files({Path(path): render(report).encode()})[0]
+
+
+def percent(fraction: float, digits: int = 1) -> str:
+    return f"{100 * fraction:.{digits}f}"
+
+
+def points(value: float) -> str:
+    """A difference in points; one that rounds to zero has no sign."""
+    return "0" if abs(value) < 0.05 else f"+{value:.1f}" if value > 0 else f"−{-value:.1f}"
+
+
+def pretty(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _asset(environment: Environment, name: str) -> str:
+    loader = environment.loader
+    assert loader is not None
+    return loader.get_source(environment, name)[0]
+
+
+# Tables ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
