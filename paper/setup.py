@@ -17,7 +17,7 @@ from recarc.data.imageset import ImageSet
 from recarc.data.loading import load
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
-from recarc.models.store import load_ensemble
+from recarc.models.store import ensemble_folder, load_ensemble
 from recarc.training import train
 
 HERE = Path(__file__).parent
@@ -125,7 +125,7 @@ class Setup:
         source = place if place.startswith(zoo.PREFIX) else recipe.name
         if given is not None and source != place:
             source = f"given ({Path(place).name})"
-        return LoadedEnsemble(load_ensemble(place, self.device), source, _training_of(zoo.resolved(place)))
+        return LoadedEnsemble(load_ensemble(place, self.device), source, _training_of(ensemble_folder(place)))
 
     def _place(self, recipe: EnsembleRecipe) -> str | None:
         """The folder or zoo:NAME that the ensemble is read from; None if it has to be trained."""

@@ -13,6 +13,7 @@ from recarc import RandomizedEnsemble, load_ensemble, save_ensemble, zoo
 from recarc.cli.app import run
 from recarc.errors import InputError
 from recarc.models import build
+from recarc.models.store import ensemble_folder
 
 SHIPPED = [entry.name for entry in zoo.entries()]
 
@@ -41,7 +42,8 @@ def test_an_ensemble_is_loaded_by_name(own_zoo: Path, tmp_path: Path) -> None:
     assert found.alpha.tolist() == [0.9, 0.1]
     (entry,) = zoo.entries()
     assert entry.provenance == {"method": "bat", "device": "a CPU"}
-    assert zoo.resolved("some/folder") == Path("some/folder")
+    assert ensemble_folder("some/folder") == Path("some/folder")
+    assert ensemble_folder("zoo:tiny") == own_zoo / "tiny"
 
 
 def test_a_corrupted_file_is_refused(own_zoo: Path) -> None:

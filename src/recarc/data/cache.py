@@ -128,10 +128,14 @@ def store(
         write_bytes(path, json.dumps({**header, "seal": _header_seal(header)}, indent=1).encode())
         return entry
     except OSError as error:
-        raise InputError(
-            f"cannot write the cache {folder}: {error.strerror or error}; "
-            "free some space, or set RECARC_CACHE to a writable folder"
-        ) from None
+        raise cannot_write(folder, error) from None
+
+
+def cannot_write(folder: Path, error: OSError) -> InputError:
+    reason = error.strerror or error
+    return InputError(
+        f"cannot write the cache {folder}: {reason}; free some space, or set RECARC_CACHE to a writable folder"
+    )
 
 
 def _write(

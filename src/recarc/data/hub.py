@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from recarc.atomic import replacing, sweep
-from recarc.data.cache import STALE_AFTER, downloads
+from recarc.data.cache import STALE_AFTER, cannot_write, downloads
 from recarc.data.catalog import Spec
 from recarc.data.formats import layouts
 from recarc.data.formats.parquet import IMAGE_COLUMNS, Parquet
@@ -55,10 +55,7 @@ def download(spec: Spec, split: str, repo: str | None = None, progress: Progress
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:  # a lost connection is an OSError too
-            raise InputError(
-                f"cannot store {spec.name} {split} in {target.parent}: {error.strerror}; free some space, or set "
-                "RECARC_CACHE to a writable folder"
-            ) from None
+            raise cannot_write(target.parent, error) from None
         raise _failed(spec, place, error) from None
     return Parquet(tuple(sorted(target.glob("*.parquet"))), spec)
 

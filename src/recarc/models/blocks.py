@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -111,6 +113,11 @@ class PreActBlock(nn.Module):
         active = F.relu(self.bn1(x))
         out = self.conv2(F.relu(self.bn2(self.conv1(active))))
         return out + (x if self.downsample is None else self.downsample(active))
+
+
+def stage(block: Callable[[int, int, int], nn.Module], inputs: int, outputs: int, stride: int, count: int) -> nn.Module:
+    """`count` blocks, made by block(inputs, outputs, stride); the first of them changes the shape."""
+    return nn.Sequential(block(inputs, outputs, stride), *(block(outputs, outputs, 1) for _ in range(count - 1)))
 
 
 def global_average(x: Tensor) -> Tensor:

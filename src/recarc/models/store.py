@@ -22,7 +22,6 @@ from recarc.errors import InputError
 from recarc.models.registry import FactorySpec, ModelSpec, Spec, build_member, build_spec, spec_of
 from recarc.models.weights import SUFFIXES, check_fit, dump_state, load_state, parse_state, read_bytes, unwrapped
 from recarc.runtime import device_named
-from recarc.zoo import resolved
 
 if TYPE_CHECKING:
     from recarc.ensemble import RandomizedEnsemble
@@ -110,7 +109,7 @@ def load_ensemble(
     """
     from recarc.ensemble import RandomizedEnsemble
 
-    folder, where = resolved(path), device_named(device)
+    folder, where = ensemble_folder(path), device_named(device)
     manifest = read_manifest(folder)
     check_classes([member.spec for member in manifest.members])
     for i, member in enumerate(manifest.members):
@@ -124,6 +123,15 @@ def load_ensemble(
         return RandomizedEnsemble(members, list(manifest.alpha))
     except InputError as error:
         raise InputError(f"{folder / FILE}: {error}") from None
+
+
+def ensemble_folder(path: str | Path) -> Path:
+    """The path itself; for `zoo:NAME` the folder of that ensemble."""
+    if not str(path).startswith("zoo:"):
+        return Path(path)
+    from recarc import zoo
+
+    return zoo.folder(str(path).removeprefix(zoo.PREFIX))
 
 
 def check_member(member: object, name: str) -> Spec:
@@ -192,7 +200,7 @@ def _load_member(folder: Path, index: int, entry: MemberFile) -> nn.Module:
 
 def read_manifest(folder: str | Path) -> Manifest:
     """The description of an ensemble folder (or `zoo:NAME`), without its weights."""
-    folder = resolved(folder)
+    folder = ensemble_folder(folder)
     path = folder / FILE
     if not folder.is_dir():
         raise InputError(f"{folder} is not an ensemble folder: expected a folder that contains {FILE}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,12 +57,6 @@ def folder(name: str) -> Path:
 def verify(name: str) -> None:
     """Compare every file of an ensemble with the index."""
     _compared(name, None)
-
-
-def resolved(path: str | os.PathLike[str]) -> Path:
-    """The path itself; for `zoo:NAME` the folder of that ensemble."""
-    text = os.fspath(path)
-    return folder(text[len(PREFIX) :]) if text.startswith(PREFIX) else Path(path)
 
 
 def _index(home: Path) -> tuple[list[Entry], dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recarc.models.blocks import PreActBlock, conv3x3, global_average, init_convolutions
+from recarc.models.blocks import PreActBlock, conv3x3, global_average, init_convolutions, stage
 
 
 class PreActResNet18(nn.Module):
@@ -14,17 +14,13 @@ class PreActResNet18(nn.Module):
     def __init__(self, classes: int, channels: int) -> None:
         super().__init__()
         self.conv1 = conv3x3(channels, 64)
-        self.layer1 = self._stage(64, 64, 1)
-        self.layer2 = self._stage(64, 128, 2)
-        self.layer3 = self._stage(128, 256, 2)
-        self.layer4 = self._stage(256, 512, 2)
+        self.layer1 = stage(PreActBlock, 64, 64, 1, 2)
+        self.layer2 = stage(PreActBlock, 64, 128, 2, 2)
+        self.layer3 = stage(PreActBlock, 128, 256, 2, 2)
+        self.layer4 = stage(PreActBlock, 256, 512, 2, 2)
         self.bn = nn.BatchNorm2d(512)
         self.fc = nn.Linear(512, classes)
         init_convolutions(self)
-
-    @staticmethod
-    def _stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-        return nn.Sequential(PreActBlock(inputs, outputs, stride), PreActBlock(outputs, outputs, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.layer4(self.layer3(self.layer2(self.layer1(self.conv1(x)))))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recarc.models.blocks import BasicBlock, conv3x3, global_average, init_convolutions
+from recarc.models.blocks import BasicBlock, conv3x3, global_average, init_convolutions, stage
 
 Stem = Literal["cifar", "imagenet"]
 
@@ -21,16 +22,13 @@ class ResNet18(nn.Module):
         else:
             self.conv1, self.pool = conv3x3(channels, 64), nn.Identity()
         self.bn1 = nn.BatchNorm2d(64)
-        self.layer1 = self._stage(64, 64, 1)
-        self.layer2 = self._stage(64, 128, 2)
-        self.layer3 = self._stage(128, 256, 2)
-        self.layer4 = self._stage(256, 512, 2)
+        block = partial(BasicBlock, shortcut="conv")
+        self.layer1 = stage(block, 64, 64, 1, 2)
+        self.layer2 = stage(block, 64, 128, 2, 2)
+        self.layer3 = stage(block, 128, 256, 2, 2)
+        self.layer4 = stage(block, 256, 512, 2, 2)
         self.fc = nn.Linear(512, classes)
         init_convolutions(self)
-
-    @staticmethod
-    def _stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-        return nn.Sequential(BasicBlock(inputs, outputs, stride, "conv"), BasicBlock(outputs, outputs, 1, "conv"))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pool(F.relu(self.bn1(self.conv1(x))))

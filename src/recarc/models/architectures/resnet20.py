@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recarc.models.blocks import BasicBlock, conv3x3, global_average, init_convolutions
+from recarc.models.blocks import BasicBlock, conv3x3, global_average, init_convolutions, stage
 
 Shortcut = Literal["identity", "conv"]
 
@@ -16,16 +17,12 @@ class ResNet20(nn.Module):
     def __init__(self, classes: int, channels: int, shortcut: Shortcut) -> None:
         super().__init__()
         self.conv1, self.bn1 = conv3x3(channels, 16), nn.BatchNorm2d(16)
-        self.layer1 = self._stage(16, 16, 1, shortcut)
-        self.layer2 = self._stage(16, 32, 2, shortcut)
-        self.layer3 = self._stage(32, 64, 2, shortcut)
+        block = partial(BasicBlock, shortcut=shortcut)
+        self.layer1 = stage(block, 16, 16, 1, 3)
+        self.layer2 = stage(block, 16, 32, 2, 3)
+        self.layer3 = stage(block, 32, 64, 2, 3)
         self.fc = nn.Linear(64, classes)
         init_convolutions(self)
-
-    @staticmethod
-    def _stage(inputs: int, outputs: int, stride: int, shortcut: Shortcut) -> nn.Sequential:
-        first = BasicBlock(inputs, outputs, stride, shortcut)
-        return nn.Sequential(first, *(BasicBlock(outputs, outputs, 1, shortcut) for _ in range(2)))
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(x)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recarc.models.blocks import PreActBlock, conv3x3, global_average, init_convolutions
+from recarc.models.blocks import PreActBlock, conv3x3, global_average, init_convolutions, stage
 
 
 class WideResNet(nn.Module):
@@ -15,17 +15,12 @@ class WideResNet(nn.Module):
         super().__init__()
         blocks = (depth - 4) // 6
         self.conv1 = conv3x3(channels, 16)
-        self.layer1 = self._stage(16, 16 * widen, 1, blocks)
-        self.layer2 = self._stage(16 * widen, 32 * widen, 2, blocks)
-        self.layer3 = self._stage(32 * widen, 64 * widen, 2, blocks)
+        self.layer1 = stage(PreActBlock, 16, 16 * widen, 1, blocks)
+        self.layer2 = stage(PreActBlock, 16 * widen, 32 * widen, 2, blocks)
+        self.layer3 = stage(PreActBlock, 32 * widen, 64 * widen, 2, blocks)
         self.bn1 = nn.BatchNorm2d(64 * widen)
         self.fc = nn.Linear(64 * widen, classes)
         init_convolutions(self)
-
-    @staticmethod
-    def _stage(inputs: int, outputs: int, stride: int, blocks: int) -> nn.Sequential:
-        first = PreActBlock(inputs, outputs, stride)
-        return nn.Sequential(first, *(PreActBlock(outputs, outputs, 1) for _ in range(blocks - 1)))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.layer3(self.layer2(self.layer1(self.conv1(x))))
