@@ -134,8 +134,6 @@ def test_get_then_load(hub: list[tuple], small_official: None, tmp_path: Path) -
     )
     get("cifar10")
     assert len(hub) == 2
-    get("cifar10", "test", force=True)
-    assert len(hub) == 3
     found = check("cifar10").findings  # random pixels have the right number but not the right mean
     assert [(f.split, f.what) for f in found if not f.ok] == [("train", "statistics")]
 
@@ -147,9 +145,8 @@ def test_get_of_a_wrong_number_is_refused(hub: list[tuple], tmp_path: Path) -> N
 
 
 def test_get_imagenet_keeps_shards_and_streams(hub: list[tuple], small_official: None) -> None:
-    seen: list[tuple] = []
-    (got,) = get("imagenet", progress=lambda *args: seen.append(args))
-    assert got.streamed and len(got) == 5 and seen == [("validation", 5, 5)]
+    (got,) = get("imagenet")
+    assert got.streamed and len(got) == 5
     images, labels = files.some_images(5, size=224, classes=5)
     again = load("imagenet", "test")
     assert np.array_equal(again.images[:], images) and np.array_equal(again.labels, labels)

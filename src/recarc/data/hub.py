@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,10 @@ OFFLINE, TRUE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"), {"1", "on", "yes", "t
 SHARD_ROWS, GROUP_ROWS = 2000, 100
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
-Progress = Callable[[str, int, int], None]  # split, images so far, images in all
 
-
-def download(spec: Spec, split: str, repo: str | None = None, progress: Progress | None = None) -> Parquet:
-    """Download a split as Parquet files. `repo`: a mirror, or a local folder; by default the official repository."""
-    place = repo or spec.hub
+def download(spec: Spec, split: str) -> Parquet:
+    """Download a split from its official repository as Parquet files."""
+    place = spec.hub
     if place is None:
         raise InputError(f"{spec.name} is not on the Hub: it comes with an installed package")
     rows, image = _rows(spec, split, place)
@@ -46,7 +44,7 @@ def download(spec: Spec, split: str, repo: str | None = None, progress: Progress
     try:
         sweep(target.parent, STALE_AFTER)
         with replacing(target) as part:
-            total = _write(rows, image, spec, split, part, place, progress)
+            total = _write(rows, image, spec, part, place)
             if total != spec.splits[split]:
                 raise InputError(
                     f"{place} gives {total} images for {spec.name} {split}; expected {spec.splits[split]}: another set?"
@@ -60,7 +58,7 @@ def download(spec: Spec, split: str, repo: str | None = None, progress: Progress
     return Parquet(tuple(sorted(target.glob("*.parquet"))), spec)
 
 
-def _write(rows: Any, image: str, spec: Spec, split: str, folder: Path, place: str, progress: Progress | None) -> int:
+def _write(rows: Any, image: str, spec: Spec, folder: Path, place: str) -> int:
     """Write the rows as Parquet files whose names tell the repository; return their number."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -74,25 +72,22 @@ def _write(rows: Any, image: str, spec: Spec, split: str, folder: Path, place: s
         path = folder / f"{stem}-{shard:05d}.parquet"
         pq.write_table(pa.Table.from_pylist(table, schema=schema), path, row_group_size=GROUP_ROWS)
         total += len(table)
-        if progress is not None:
-            progress(split, total, spec.splits[split])
     return total
 
 
 def _rows(spec: Spec, split: str, place: str) -> tuple[Any, str]:
     """The rows of a split with undecoded images, and the name of their image column."""
-    local = Path(place).is_dir()
     if importlib.util.find_spec("datasets") is None:
         raise InputError(
             f"downloading {spec.name} needs the optional `datasets` library: pip install 'recarc[data]' (or put its "
             f"files into a folder: {layouts(spec)})"
         )
-    if not local and not any(os.environ.get(name, "").lower() in TRUE for name in OFFLINE):
+    if not any(os.environ.get(name, "").lower() in TRUE for name in OFFLINE):
         _require_network(spec, place)
     import datasets
 
     try:
-        config = () if local or spec.hub_config is None else (spec.hub_config,)
+        config = () if spec.hub_config is None else (spec.hub_config,)
         rows = datasets.load_dataset(place, *config, split=split, streaming=spec.streamed)
     except Exception as error:
         raise _failed(spec, place, error) from None

@@ -11,7 +11,6 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,9 +19,6 @@ from recarc.data.catalog import CATALOG, Spec, named, owner, squeeze
 from recarc.data.formats import Format, check_labels, known_formats, layouts
 from recarc.data.imageset import ImageSet, StreamedImages, fingerprint
 from recarc.errors import InputError, unknown
-
-if TYPE_CHECKING:
-    from recarc.data.hub import Progress
 
 DIGITS_SEED = 20220613
 TEST_SHARE = 5  # one in five
@@ -36,14 +32,12 @@ def load(
     data_dir: PathLike | None = None,
     limit: int | None = None,
     download: bool = False,
-    progress: Progress | None = None,
 ) -> ImageSet:
     """An image set by name (`available()` lists them), or by the path of a folder of images or Parquet files.
 
     Files are searched for in `data_dir`, or else in the folder named by RECARC_DATA; their contents are decoded once
     into a memory-mapped cache and read from there ever after. Without files, a cached copy of the official size is
-    used. The network is used only with `download=True`; `progress(split, done, total)` is then called while the set
-    arrives. `limit` keeps the first images.
+    used. The network is used only with `download=True`. `limit` keeps the first images.
     """
     spec = find_spec(name)
     if spec is None:
@@ -59,7 +53,9 @@ def load(
     if entry is not None:
         return entry.image_set(f"cache of {entry.source}").limit(limit)
     if download:
-        return download_split(spec, split, None, progress).limit(limit)
+        from recarc.data import hub
+
+        return materialise(spec.name, split, hub.download(spec, split), spec).limit(limit)
     raise missing(spec, split, data_dir)
 
 
@@ -114,13 +110,6 @@ def materialise(name: str, split: str, files: Format, spec: Spec | None) -> Imag
     shape = spec.shape if spec else None
     entry = cache.store(name, split, key, files.blocks(), source=files.where, classes=classes, shape=shape)
     return entry.image_set(files.where)
-
-
-def download_split(spec: Spec, split: str, repo: str | None = None, progress: Progress | None = None) -> ImageSet:
-    """Download one split from the Hub and decode it into the cache."""
-    from recarc.data import hub
-
-    return materialise(spec.name, split, hub.download(spec, split, repo, progress), spec)
 
 
 def missing(spec: Spec, split: str, data_dir: PathLike | None) -> InputError:

@@ -12,11 +12,9 @@ from recarc.data import cache
 from recarc.data.catalog import CATALOG, Spec
 from recarc.data.formats import Format, layouts
 from recarc.data.formats.folder import splits_in
-from recarc.data.hub import Progress
 from recarc.data.imageset import ImageSet, fingerprint
 from recarc.data.loading import (
     PathLike,
-    download_split,
     find_spec,
     find_unnamed,
     folder_path,
@@ -101,27 +99,17 @@ def _state(spec: Spec, split: str, data_dir: PathLike | None) -> tuple[str, str]
     return ("cached", entry.source) if entry else ("missing", "")
 
 
-def get(
-    name: str,
-    split: str | None = None,
-    *,
-    data_dir: PathLike | None = None,
-    repo: str | None = None,
-    force: bool = False,
-    progress: Progress | None = None,
-) -> list[ImageSet]:
+def get(name: str, split: str | None = None, *, data_dir: PathLike | None = None) -> list[ImageSet]:
     """Make a set ready to use: decode the files in `data_dir` or RECARC_DATA into the cache, or else download them.
 
     This is the only command that uses the network. Without `split`: all splits but SVHN's `extra` and ImageNet's
-    `train`. `repo` names another Hub repository (or a local copy of one); `force` downloads even what is here.
+    `train`.
     """
     spec = find_spec(name)
     if spec is None:
         return [load(name, split or "test", data_dir=data_dir)]
     splits = spec.usual_splits if split is None else [spec.split(split)]
-    if force or repo:
-        return [download_split(spec, s, repo, progress) for s in splits]
-    return [load(spec.name, s, data_dir=data_dir, download=True, progress=progress) for s in splits]
+    return [load(spec.name, s, data_dir=data_dir, download=True) for s in splits]
 
 
 def check(name: str, *, data_dir: PathLike | None = None) -> Check:
