@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from recarc.evaluation import Evaluation
     from recarc.report import Report
 
-# Norm, radius and alpha were chosen to make the effect large; the seed was not: `python -m paper demo` trains four pairs.
+# Norm, radius and alpha were chosen to make the effect large; the seed was not: see `python -m paper demo`.
 SHIPPED = "zoo:bat-cnn-digits"  # trained with this setting and seed 0, so that everybody sees the same figures
 SETTING: dict[str, Any] = {
     "norm": "l2",
@@ -89,16 +89,16 @@ def prepare_folder(out: Path, setting: dict[str, Any]) -> None:
 
 def make_ensemble(folder: Path, setting: dict[str, Any], quiet: bool) -> RandomizedEnsemble:
     """The shipped members, or with a seed of one's own members trained in the same way."""
-    from recarc import zoo
     from recarc.atomic import replacing
     from recarc.models import load_ensemble
+    from recarc.models.store import ensemble_folder
     from recarc.training import train
 
     if (folder / "ensemble.json").exists():
         return load_ensemble(folder)
     if setting["seed"] is None:
         with replacing(folder) as part:
-            shutil.copytree(zoo.resolved(SHIPPED), part)
+            shutil.copytree(ensemble_folder(SHIPPED), part)
         return load_ensemble(folder)
     train(
         "bat",
