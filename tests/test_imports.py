@@ -19,7 +19,7 @@ ORDER = [
     ["lazy"],
     ["atomic", "runtime", "provenance", "inputs"],
     ["data", "zoo", "deployment"],
-    ["randomness"],
+    ["randomness", "simplex"],
     ["losses"],
     ["geometry"],
     ["ensemble"],
