@@ -127,7 +127,7 @@ def add_columns(folder: Path, item: str, new: RowResult) -> ItemResult:
         result = read(folder, item)
         old = mergeable(folder, item, new.row, new.images)
         for name in ("ensemble", "data", "split", "norm", "eps", "alpha"):
-            if getattr(old, name) != getattr(new, name):
+            if getattr(new, name) not in (None, getattr(old, name)):  # alpha None: the columns have their own
                 raise InputError(
                     f"{path_of(folder, item)} holds {old.row} with {name} {getattr(old, name)!r}, this run has "
                     f"{getattr(new, name)!r}: measure the whole row"

@@ -99,7 +99,10 @@ class Setup:
         for data in dict.fromkeys(row.data for row in rows):
             self.images(data)
         for data in dict.fromkeys(row.data for row in rows if row.alpha == "grid"):
-            self.images(data, "train")  # alpha is chosen on them
+            try:
+                self.images(data, "train")
+            except InputError as error:
+                raise InputError(f"alpha is chosen on training images: {error}") from None
 
     def check_epochs(self, item: Item, rows: list[Row]) -> None:
         """Refuse --epochs where nothing is trained."""

@@ -81,7 +81,7 @@ class AttackedSamples:
 
     def scores(self, alpha: list[float]) -> np.ndarray:
         """(N,) expected accuracy at `alpha` under the worst pattern seen on each sample."""
-        return 1 - np.max(np.array(alpha) @ np.stack(self.seen), axis=0)
+        return 1 - np.max(np.array(alpha) @ np.stack(self.seen), axis=0).clip(0, 1)
 
     def accuracy(self, alpha: list[float]) -> float:
         """The mean of `scores`."""

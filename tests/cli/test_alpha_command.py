@@ -88,7 +88,7 @@ def test_no_sample_is_both_chosen_on_and_scored_on(ensemble: Path, monkeypatch: 
     monkeypatch.setattr(sampling, "cutting_planes", bound)
     sets = {split: load("digits", split).limit(12).tensors()[0] for split in ("train", "test")}
     assert run(ensemble, *QUICK, "--methods", "grid") == 0
-    assert run(ensemble, *QUICK, "--methods", "grid", "--choose-on", "train", "--split", "test") == 0
+    assert run(ensemble, *QUICK, "--methods", "grid", "--choose-on", "train") == 0
     (half, train), (other, test) = used["grid"], used["lp"]
     assert len(half) and len(other) and len(half) + len(other) == 12
     assert not (half[:, None] == other[None]).flatten(2).all(2).any()
@@ -113,7 +113,7 @@ def test_a_half_does_not_depend_on_the_other_samples() -> None:
         (["--eps", "-1"], "eps is -1.0"),
         (["--points", "1"], "at least 2 points"),
         (["--choose-on", "halves"], "unknown --choose-on 'halves' (did you mean 'half'?)"),
-        (["--choose-on", "train"], "--choose-on train scores on another split: add --split test"),
+        (["--choose-on", "train", "--split", "train"], "--choose-on train scores on another split"),
     ],
 )
 def test_bad_input_is_one_line(ensemble: Path, words: list[str], message: str, capsys: Any) -> None:

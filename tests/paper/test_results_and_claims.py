@@ -72,6 +72,7 @@ def test_single_columns_are_put_into_a_row_with_their_own_provenance(tmp_path: P
         (replace(new, images=50), "measured on 100 images, this run has 50: use --limit 100"),
         (replace(new, row="linf"), "holds no row linf"),
         (replace(new, ensemble="another"), "with ensemble '', this run has 'another'"),
+        (replace(new, alpha=(0.8, 0.2)), "with alpha None, this run has"),
     ):
         with pytest.raises(InputError, match=line):
             results.add_columns(tmp_path, "figure7", wrong)

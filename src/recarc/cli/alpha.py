@@ -43,13 +43,18 @@ def alpha(
     preset: Annotated[str, typer.Option(help="Effort of the tight attack that judges every choice.")] = "quick",
     box: options.BoxOption = "0,1",
     split: Annotated[
-        str, typer.Option(help="Split of the data set; of train, the images that training held out, if that is known.")
-    ] = "train",
+        str | None,
+        typer.Option(
+            help="Split of the data set: train by default, of which the images that training held out are used if they "
+            "are known; with --choose-on train, test.",
+            show_default=False,
+        ),
+    ] = None,
     choose_on: Annotated[
         str,
         typer.Option(
             help="half: choose on one half of the samples and score on the other. "
-            "train: choose on training images, score on all samples of another SPLIT."
+            "train: choose on training images, score on another SPLIT."
         ),
     ] = "half",
     data_dir: options.DataDirOption = None,
@@ -67,7 +72,7 @@ def alpha(
 
     Example: `recarc alpha my-ensemble --data cifar10 --eps 8/255 --limit 1000`
 
-    Example: `recarc alpha my-ensemble --data cifar10 --eps 8/255 --choose-on train --split test`
+    Example: `recarc alpha my-ensemble --data cifar10 --eps 8/255 --choose-on train`
     """
     chosen = list(METHODS) if methods is None else [name.strip() for name in methods.split(",")]
     for name in chosen:
@@ -76,7 +81,8 @@ def alpha(
     if choose_on not in CHOOSE_ON:
         raise unknown("--choose-on", choose_on, CHOOSE_ON)
     if choose_on == split:
-        raise InputError(f"--choose-on {choose_on} scores on another split: add --split test")
+        raise InputError(f"--choose-on {choose_on} scores on another split: leave out --split, or use --split test")
+    split = split or ("test" if choose_on == "train" else "train")
     radius, valid = number("--eps", eps), options.box(box)
 
     import recarc
