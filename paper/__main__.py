@@ -37,6 +37,9 @@ def paper(
     epochs: Annotated[float | None, typer.Option(help="Train for this long instead of the recipe's epochs.")] = None,
     limit: Annotated[int | None, typer.Option(help="Use only the first test images.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Measure only this row; repeatable.")] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(help="Measure only this column, into rows measured before; repeatable.")
+    ] = None,
     ensemble: Annotated[
         list[str] | None,
         typer.Option(help="Use this folder or zoo:NAME instead of training: DIR, or NAME=DIR; repeatable."),
@@ -113,7 +116,7 @@ def paper(
     if train_only:
         _train(wanted, rows, setup)
         return
-    result = measure(wanted, setup, folder, parts, progress=not quiet)
+    result = measure(wanted, setup, folder, parts, not quiet, column or ())
     if json_:
         print_json({"results": str(folder / f"{result.item}.json"), **asdict(result)})
     elif not quiet:

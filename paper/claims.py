@@ -2,249 +2,253 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from paper.items.figures import IAT_GAIN
-from paper.results import Figure, ItemResult, RowResult
+from paper.items import ITEMS
+from paper.items.figures import ARC_ALPHA_ONE, IAT_GAIN
+from paper.judging import (
+    Case,
+    Evidence,
+    Finding,
+    Gap,
+    Judged,
+    Results,
+    all_of,
+    basis,
+    counted,
+    gap_of,
+    half_width,
+    is_single,
+    label,
+    reach,
+    span,
+)
+from paper.recipe import Item
+from paper.results import Figure, RowResult
 from paper.tables import point
 
-Results = Mapping[str, ItemResult]
 Pair = tuple[RowResult, Figure, Figure]
 NEAR = 0.5  # points by which two attacks may differ and still count as equal; the verdict's own limit
 OVERESTIMATE = 8  # points
+USUAL, STEP = 0.9, 0.1  # the paper's alpha of the first member, and the step of the grid it was searched on
+TABLES = ("table1", "table2")
 FULL_SEARCH = {"cifar10": 9, "cifar100": 99, "imagenet": 999}
+SINGLE = "the search for alpha chose one member alone"
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Whether a claim holds (None: the intervals leave it open), the worst figure in a sentence, and the evidence."""
-
-    holds: bool | None
-    summary: str
-    evidence: list[str]
-
-
-@dataclass(frozen=True)
-class Judged:
-    claim: str
-    verdict: str
-    summary: str = ""
-    evidence: tuple[str, ...] = ()
-
-    def markdown(self) -> str:
-        head = f"- **{self.claim}** {self.verdict.capitalize()}. {self.summary}".rstrip()
-        return "\n".join([head, *(f"    - {line}" for line in self.evidence)])
-
-
-def judge(results: Results) -> list[Judged]:
+def judge(results: Results, items: Mapping[str, Item] = ITEMS) -> list[Judged]:
+    """Every claim. Rows of `items` that were not measured count as undecided."""
+    found = Evidence(results, items)
     judged = []
     for claim, test in CLAIMS.items():
-        finding = test(results)
-        if finding is None:
-            judged.append(Judged(claim, "not measured yet"))
+        finding = test(found)
+        if not finding.cases:
+            judged.append(Judged(claim, "not measured yet", evidence=finding.evidence))
         else:
-            verdict = {True: "confirmed", False: "refuted", None: "undecided: the intervals overlap the limit"}[
-                finding.holds
-            ]
-            judged.append(Judged(claim, verdict, finding.summary, tuple(finding.evidence)))
+            judged.append(Judged(claim, finding.verdict, finding.summary, finding.evidence))
     return judged
-
-
-def _rows(results: Results, *items: str) -> Iterator[RowResult]:
-    for item in items:
-        yield from results[item].rows if item in results else ()
-
-
-def _both(rows: Iterator[RowResult], one: str, other: str) -> list[Pair]:
-    """Rows with both columns; an ensemble that is in two tables with the same figures counts once."""
-    unique: dict[tuple[object, ...], Pair] = {}
-    for row in rows:
-        a, b = row.figure(one), row.figure(other)
-        if a is not None and b is not None:
-            unique.setdefault((row.ensemble or row.row, row.norm, a.measured, b.measured), (row, a, b))
-    return list(unique.values())
 
 
 def _split(pairs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
     """The real ensembles, and those for which the search for alpha chose one member alone."""
-    single = [pair for pair in pairs if pair[0].alpha is not None and max(pair[0].alpha) == 1]
-    return [pair for pair in pairs if pair not in single], single
+    return [pair for pair in pairs if not is_single(pair[0])], [pair for pair in pairs if is_single(pair[0])]
 
 
-def _named(pairs: list[Pair], form: str) -> list[str]:
-    return [form.format(row=_label(row), n=_basis(row), a=a.measured, b=b.measured) for row, a, b in pairs]
+def _named(pair: Pair, form: str) -> str:
+    row, a, b = pair
+    return form.format(row=label(row), n=basis(row), a=a.measured, b=b.measured)
 
 
-def _label(row: RowResult) -> str:
-    """A row's name, preceded by its data set if it is named after its norm alone."""
-    return f"{row.data} {row.row}" if row.row in ("l2", "linf") else row.row
+def _cases(pairs: list[Pair], single: list[Pair], decided: list[bool | None], form: str) -> list[Case]:
+    """A case for each pair; one without a mixture decides nothing."""
+    cases = [Case(_named(pair, form), holds) for pair, holds in zip(pairs, decided)]
+    return cases + [Case(f"{_named(pair, form)}: {SINGLE}", None) for pair in single]
 
 
-def _count(things: list[Any], noun: str) -> str:
-    return f"{len(things)} {noun}" + "s" * (len(things) != 1)
+def _beats_at(found: Evidence) -> Finding:
+    """Like for like: on one model AdaptivePGD is PGD."""
+    columns = ("APGD", "AT: PGD")
+    pairs, single = _split(found.both(*columns, *TABLES))
+    gaps = [gap_of(row, a, b, "APGD gain") for row, a, b in pairs]
+    summary = f"Under APGD they keep more than the AT model, by {span(gaps)}." if gaps else ""
+    form = "{row}: the ensemble keeps {a:.2f} under APGD, the AT model {b:.2f} under PGD ({n})"
+    return Finding(summary, _cases(pairs, single, reach(0, gaps), form), found.missing({*columns}, *TABLES))
 
 
-def _basis(row: RowResult) -> str:
-    """What a figure rests on: how many images, and how the members were trained."""
-    return f"n = {row.images}, {row.recipe}" if row.recipe else f"n = {row.images}"
+def _usual_alpha(found: Evidence) -> Finding:
+    """On the grid of the search; which alpha would be best on other images is not known."""
+    once: dict[tuple[str, str], Case] = {}
+    chosen = []
+    for row in found.rows(*TABLES):
+        if row.alpha is None or row.figure("APGD") is None:
+            continue
+        line = f"{label(row)}: {row.alpha[0]:g}, {row.alpha_chosen_by or 'nobody knows how'} ({basis(row)})"
+        chosen.append(row.alpha[0])
+        near = abs(row.alpha[0] - USUAL) < STEP + 1e-9
+        case = Case(f"{line}: {SINGLE}", None) if is_single(row) else Case(line, near)
+        once.setdefault((row.ensemble or row.row, row.norm), case)
+    summary = f"The searches chose {min(chosen):g} to {max(chosen):g} for the first member." if chosen else ""
+    return Finding(summary, list(once.values()), found.missing({"APGD"}, *TABLES))
 
 
-def _half(*figures: Figure) -> float:
-    """Half the width of the 95 % interval of a sum or difference, as if its terms were independent."""
-    return math.hypot(*((f.interval[1] - f.interval[0]) / 2 if f.interval else 0.0 for f in figures))
-
-
-def _at_least(limit: float, gaps: list[tuple[float, float]]) -> bool | None:
-    """Whether every gap, given with half its interval, reaches the limit."""
-    if all(gap - half >= limit for gap, half in gaps):
-        return True
-    return False if any(gap + half < limit for gap, half in gaps) else None
-
-
-def _span(gaps: list[tuple[float, float]]) -> str:
-    values = [gap for gap, _ in gaps]
-    return f"{min(values):.2f} to {max(values):.2f} points over {_count(gaps, 'ensemble')}"
-
-
-def _overestimate(results: Results) -> Finding | None:
-    pairs, single = _split(_both(_rows(results, "table1", "table2"), "APGD", "ARC"))
-    if not pairs:
-        return None
-    gaps = []
-    for row, a, b in pairs:
-        paired = row.figure("Diff")
-        gaps.append((a.measured - b.measured, _half(paired) if paired else _half(a, b)))
+def _overestimate(found: Evidence) -> Finding:
+    columns = ("APGD", "ARC")
+    pairs, single = _split(found.both(*columns, *TABLES))
+    gaps = [gap_of(row, a, b, "Diff") for row, a, b in pairs]
     printed = [-paired.paper for row, _, _ in pairs if (paired := row.figure("Diff")) and paired.paper is not None]
-    less = [_label(row) for (row, _, _), (gap, half) in zip(pairs, gaps) if gap + half < OVERESTIMATE]
-    summary = f"APGD exceeds ARC by {_span(gaps)}" + (
-        f", by less than {OVERESTIMATE} on {', '.join(less)}" if less else ""
-    )
+    summary = f"APGD exceeds ARC by {span(gaps)}" if gaps else ""
     summary += f"; in the paper by {min(printed):.2f} to {max(printed):.2f} for the same networks." if printed else "."
     form = "{row}: {a:.2f} under APGD, {b:.2f} under ARC ({n})"
-    lines = _named(pairs, form) + [
-        f"not counted, because the search for alpha chose one member alone: {line}" for line in _named(single, form)
-    ]
-    return Finding(_at_least(OVERESTIMATE, gaps), summary, lines)
+    cases = _cases(pairs, single, reach(OVERESTIMATE, gaps), form)
+    return Finding(summary, cases, found.missing({*columns}, *TABLES))
 
 
-def _below_at(results: Results) -> Finding | None:
-    pairs, _ = _split(_both(_rows(results, "table1", "table2"), "ARC", "AT: PGD"))
-    if not pairs:
-        return None
-    gaps = [(b.measured - a.measured, _half(a, b)) for _, a, b in pairs]
-    summary = f"By {_span(gaps)}."
-    form = "{row}: the ensemble keeps {a:.2f} under ARC, the AT model {b:.2f} under PGD ({n})"
-    return Finding(_at_least(0, gaps), summary, _named(pairs, form))
+def _below_at(found: Evidence) -> Finding:
+    """Like for like: ARC on both sides. What the AT model keeps under ARC may also stand in Table 4."""
+    pairs, single, lacking = [], [], []
+    for row, arc, pgd in found.both("ARC", "AT: PGD", *TABLES):
+        alone = row.figure("AT: ARC") or _first_member(found, row)
+        if is_single(row):
+            single.append((row, arc, arc))
+        elif alone is not None:
+            pairs.append((row, arc, alone))
+        else:
+            lacking.append((row, arc, pgd))
+    gaps = [gap_of(row, alone, arc, "ARC gain") for row, arc, alone in pairs]
+    form = "{row}: under ARC the ensemble keeps {a:.2f}, the AT model {b:.2f} ({n})"
+    cases = _cases(pairs, single, reach(0, gaps), form)
+    form = "{row}: the ensemble keeps {a:.2f} under ARC, the AT model {b:.2f} under PGD, and ARC on it is missing ({n})"
+    cases += [Case(_named(pair, form), None) for pair in lacking]
+    summary = f"By {span(gaps)}, both under ARC." if gaps else ""
+    return Finding(summary, cases, found.missing({"ARC", "AT: PGD"}, *TABLES))
 
 
-def _alpha_one(results: Results) -> Finding | None:
-    curves: dict[
-        str, tuple[RowResult, list[tuple[float, float]]]
-    ] = {}  # by what was measured, which may be in two items
-    for row in _rows(results, "figure3", "figure7", "figure6"):
-        if row.axis == "alpha" and 1.0 in dict(row.curve("ARC")):
-            curves.setdefault(f"{row.ensemble} {row.curve('ARC')}", (row, row.curve("ARC")))
-    if not curves:
-        return None
-    lost, lines = [], []
-    for row, curve in curves.values():
-        (x, best), one = max(curve, key=lambda p: (p[1], p[0])), dict(curve)[1.0]
-        lost.append(best - one)
+def _first_member(found: Evidence, row: RowResult) -> Figure | None:
+    """The first member of the same ensemble under ARC, on the same images, from Table 4."""
+    for other in found.rows("table4"):
+        same = (other.ensemble, other.norm, other.images) == (row.ensemble, row.norm, row.images)
+        if same and other.row.endswith("-f1"):
+            return other.figure("ARC")
+    return None
+
+
+def _alpha_one(found: Evidence) -> Finding:
+    sweeps: dict[str, tuple[RowResult, list[tuple[float, Gap]]]] = {}  # by what was measured, perhaps in two items
+    for row in found.rows("figure3", "figure7", "figure6"):
+        one = row.figure("ARC", 1.0)
+        if row.axis == "alpha" and one is not None:
+            others = [f for f in row.figures if f.column == "ARC" and f.x not in (None, 1.0)]
+            gaps = [(f.x or 0.0, gap_of(row, one, f, ARC_ALPHA_ONE if f.x == USUAL else "")) for f in others]
+            sweeps.setdefault(f"{row.ensemble} {row.curve('ARC')}", (row, gaps))
+    decided = iter(reach(-NEAR, [gap for _, gaps in sweeps.values() for _, gap in gaps]))
+    cases = []
+    for row, gaps in sweeps.values():
+        known = {x: next(decided) for x, _ in gaps}
+        best, at = max((value, x) for x, value in row.curve("ARC"))
         name = row.row if row.norm in row.row else f"{row.norm} {row.row}"
-        lines.append(f"{name}: best {best:.2f} at alpha {x:g}, {one:.2f} at 1 ({_basis(row)})")
-    summary = f"No other alpha gains more than {max(lost):.2f} points over {_count(lost, 'sweep')}."
-    return Finding(max(lost) <= NEAR, summary, lines)
-
-
-def _restarts(results: Results) -> Finding | None:
-    pairs = _both(_rows(results, "table3"), "APGD + RR", "APGD")
-    if not pairs:
-        return None
-    gaps = [a.measured - b.measured for _, a, b in pairs]
-    summary = f"With restarts the ensembles keep {min(gaps):.2f} to {max(gaps):.2f} points more."
+        doubt = [f"{x:g}" for x, holds in known.items() if not holds]
+        line = f"{name}: best {best:.2f} at alpha {at:g}, {dict(row.curve('ARC'))[1.0]:.2f} at 1 ({basis(row)})"
+        line += f"; not decided at alpha {', '.join(doubt)}" if doubt else ""
+        cases.append(Case(line, all_of(list(known.values()))))
+    lost = max((-gap for _, gaps in sweeps.values() for _, (gap, _) in gaps), default=0.0)
+    summary = (
+        f"No other alpha gains more than {max(0.0, lost):.2f} points on the images of {counted(len(cases), 'sweep')}."
+    )
     return Finding(
-        min(gaps) >= -NEAR, summary, _named(pairs, "{row}: {a:.2f} under APGD + RR, {b:.2f} under plain APGD ({n})")
+        summary, cases, [m for m in found.missing({"ARC"}, "figure3", "figure7", "figure6") if _over_alpha(m)]
     )
 
 
-def _four_planes(results: Results) -> Finding | None:
-    gaps, lines = [], []
-    for row in _rows(results, "table5", "table5-cifar10", "table5-imagenet-sample"):
+def _over_alpha(name: str) -> bool:
+    """Whether a row, named after its item, is a sweep over alpha."""
+    item, row = name.split()
+    return next(r.axis for r in ITEMS[item].rows if r.name == row) == "alpha"
+
+
+def _restarts(found: Evidence) -> Finding:
+    columns = ("APGD + RR", "APGD")
+    pairs = found.both(*columns, "table3")
+    gaps = [gap_of(*pair) for pair in pairs]
+    values = [gap for gap, _ in gaps]
+    summary = f"With restarts the ensembles keep {min(values):.2f} to {max(values):.2f} points more." if gaps else ""
+    form = "{row}: {a:.2f} under APGD + RR, {b:.2f} under plain APGD ({n})"
+    return Finding(summary, _cases(pairs, [], reach(-NEAR, gaps), form), found.missing({*columns}, "table3"))
+
+
+def _four_planes(found: Evidence) -> Finding:
+    """On the images at hand: the two searches are one, but for the planes that the shorter one leaves out."""
+    items = ("table5", "table5-cifar10", "table5-imagenet-sample")
+    gaps, cases = [], []
+    for row in found.rows(*items):
         curve = dict(row.curve("ARC"))
         if 4 in curve and len(curve) > 1:
             four, most = curve[4], max(curve)
-            line = f"{_label(row)}: {four:.2f} with G = 4, {curve[most]:.2f} with G = {most:g} ({_basis(row)})"
+            line = f"{label(row)}: {four:.2f} with G = 4, {curve[most]:.2f} with G = {most:g} ({basis(row)})"
             if most >= FULL_SEARCH.get(row.data, most):
                 gaps.append(abs(four - curve[most]))
-                lines.append(line)
+                cases.append(Case(line, gaps[-1] <= NEAR))
             else:
-                lines.append(f"not counted, because far from all planes were tried: {line}")
-    if not gaps:
-        return None
-    summary = f"They differ by at most {max(gaps):.2f} points over {_count(gaps, 'ensemble')}."
-    return Finding(max(gaps) <= NEAR, summary, lines)
+                cases.append(Case(f"{line}: far from all planes were tried", None))
+    summary = f"They differ by at most {max(gaps):.2f} points over {counted(len(gaps), 'ensemble')}." if gaps else ""
+    return Finding(summary, cases, found.missing({"ARC"}, *items))
 
 
-def _iat(results: Results) -> Finding | None:
-    row = results["figure10"].row("M") if "figure10" in results else None
+def _iat(found: Evidence) -> Finding:
+    missing = found.missing({IAT_GAIN}, "figure10")
+    row = next((row for row in found.rows("figure10") if row.row == "M"), None)
     curve = dict(row.curve("ARC")) if row else {}
     if row is None or 1 not in curve or 8 not in curve:
-        return None
-    paired = row.figure(IAT_GAIN)
-    gain = paired.measured if paired else curve[8] - curve[1]
-    ends = [f for f in row.figures if f.column == "ARC" and f.x in (1, 8)]
-    half = _half(paired) if paired else _half(*ends)
-    lines = [f"under ARC {curve[1]:.2f} with M = 1 and {curve[8]:.2f} with M = 8 ({_basis(row)})"]
+        return Finding("", [], missing)
+    one, eight = (next(f for f in row.figures if f.column == "ARC" and f.x == m) for m in (1, 8))
+    gain, half = gap_of(row, eight, one, IAT_GAIN)
+    line = f"under ARC {curve[1]:.2f} with M = 1 and {curve[8]:.2f} with M = 8 ({basis(row)})"
     tight = dict(row.curve("tight"))
-    if 1 in tight and 8 in tight:
-        lines.append(f"under tight {tight[1]:.2f} and {tight[8]:.2f}")
-    holds = True if gain + half < 3 else False if gain - half >= 3 else None
-    return Finding(holds, f"They gain {gain:.2f} ± {half:.2f} points under ARC.", lines)
+    notes = [f"under tight {tight[1]:.2f} and {tight[8]:.2f}"] if 1 in tight and 8 in tight else []
+    (most,) = reach(-3, [(-gain, half)])
+    return Finding(f"They gain {gain:.2f} ± {half:.2f} points under ARC.", [Case(line, most)], missing, notes)
 
 
-def _diversity(results: Results) -> Finding | None:
-    once: dict[str, tuple[RowResult, float, float]] = {}  # by ensemble; of several rows the one measured best
-    for row in sorted(_rows(results, "figure4", "figure9"), key=lambda r: (-r.images, _quick(r))):
+def _diversity(found: Evidence) -> Finding:
+    once: dict[str, Pair] = {}  # by ensemble; of several rows the one measured best
+    for row in sorted(found.rows("figure4", "figure9"), key=lambda r: (-r.images, _quick(r))):
         arc, tight = (row.figure(column, 8) or row.figure(column) for column in ("ARC", "tight"))
         if arc is not None and tight is not None:
-            once.setdefault(row.ensemble, (row, arc.measured, tight.measured))
-    if not once:
-        return None
-    gaps = [a - t for _, a, t in once.values()]
-    lines = [
-        f"{row.ensemble}: {a:.2f} under ARC, {t:.2f} under tight at eps 8/255 ({_basis(row)})"
-        for row, a, t in once.values()
-    ]
-    return Finding(min(gaps) > NEAR, f"By {min(gaps):.2f} to {max(gaps):.2f} points.", lines)
+            once.setdefault(row.ensemble, (replace(row, row=row.ensemble), arc, tight))
+    gaps = [gap_of(*pair) for pair in once.values()]
+    values = [gap for gap, _ in gaps]
+    form = "{row}: {a:.2f} under ARC, {b:.2f} under tight at eps 8/255 ({n})"
+    return Finding(
+        f"By {min(values):.2f} to {max(values):.2f} points." if gaps else "",
+        _cases(list(once.values()), [], reach(NEAR, gaps), form),
+        found.missing({"ARC", "tight"}, "figure4", "figure9"),
+    )
 
 
-def _floor(results: Results) -> Finding | None:
-    """Judged by the attack at its usual effort; the quick preset is shown as well."""
-    measured, _ = _split(_both(_rows(results, *results), "tight", "floor"))
-    measured += _widest_in_sweeps(results)
+def _floor(found: Evidence) -> Finding:
+    """On the images at hand, by the attack at its usual effort; the quick preset is shown as well."""
+    everything = list(found.results)
+    measured, single = _split(found.both("tight", "floor", *everything))
+    measured += _widest_in_sweeps(found)
     pairs = [pair for pair in measured if not _quick(pair[0])]
-    if not pairs:
-        return None
-    *gaps, (gap, widest) = sorted((a.measured - b.measured, _label(row)) for row, a, b in pairs)
+    *gaps, (gap, widest) = sorted((a.measured - b.measured, label(row)) for row, a, b in pairs) or [(0.0, "")]
     summary = f"It stays {gap:.2f} points above the floor on {widest}"
-    summary += f", at most {gaps[-1][0]:.2f} on {_count(gaps, 'other')}." if gaps else "."
-    lines = _named(pairs, "{row}: {a:.2f}, floor {b:.2f} ({n})")
-    quick = [pair for pair in measured if _quick(pair[0])]
-    lines += _named(quick, "with the quick preset, {row}: {a:.2f}, floor {b:.2f} ({n})")
-    return Finding(gap <= NEAR, summary, lines)
+    summary += f", at most {gaps[-1][0]:.2f} on {counted(len(gaps), 'other')}." if gaps else "."
+    form = "{row}: {a:.2f}, floor {b:.2f} ({n})"
+    cases = [Case(_named(pair, form), pair[1].measured - pair[2].measured <= NEAR) for pair in pairs]
+    notes = [f"with the quick preset, {_named(pair, form)}" for pair in measured if _quick(pair[0])]
+    notes += [f"not counted, because {SINGLE}: {_named(pair, form)}" for pair in single]
+    return Finding(summary, cases, found.missing({"tight", "floor"}, *found.items), notes)
 
 
 def _quick(row: RowResult) -> bool:
     return "quick" in row.attacks.get("tight", "")
 
 
-def _widest_in_sweeps(results: Results) -> list[Pair]:
+def _widest_in_sweeps(found: Evidence) -> list[Pair]:
     """The point of every sweep at which tight stays farthest above the floor."""
     widest_of: dict[str, Pair] = {}
-    for row in _rows(results, *results):
+    for row in found.rows(*found.results):
         points = [(f, row.figure("floor", f.x)) for f in row.figures if f.column == "tight" and f.x is not None]
         pairs = [(row, tight, floor) for tight, floor in points if floor is not None]
         if pairs:
@@ -254,30 +258,29 @@ def _widest_in_sweeps(results: Results) -> list[Pair]:
     return list(widest_of.values())
 
 
-def _arc_wins(results: Results) -> Finding | None:
-    """At the radius where ARC does worst."""
-    worst: dict[str, tuple[float, str]] = {}  # by ensemble, which may be in several rows
-    gaps: list[tuple[float, float]] = []
-    for row in _rows(results, "figure9", "figure4"):
-        places = {f.x for f in row.figures if f.column == "ARC"}
-        points = [(x, row.figure("ARC", x), row.figure("APGD", x)) for x in places]
-        for x, arc, apgd in points:
-            if arc is None or apgd is None:
-                continue
-            gap = arc.measured - apgd.measured
-            gaps.append((gap, _half(arc, apgd)))
-            eps = row.eps if x is None else f"{x:g}/255"
-            line = f"{row.ensemble}: worst at eps {eps}, ARC {arc.measured:.2f} and APGD {apgd.measured:.2f}"
-            worst[row.ensemble] = max(worst.get(row.ensemble, (-math.inf, "")), (gap, f"{line} ({_basis(row)})"))
-    if not gaps:
-        return None
-    most = max(gaps)[0]
+def _arc_wins(found: Evidence) -> Finding:
+    """At every radius; the evidence is the radius where ARC does worst."""
+    gaps: list[tuple[str, Gap, str]] = []  # ensemble, APGD - ARC, in words
+    for row in found.rows("figure9", "figure4"):
+        for x in dict.fromkeys(f.x for f in row.figures if f.column == "ARC"):
+            arc, apgd = row.figure("ARC", x), row.figure("APGD", x)
+            if arc is not None and apgd is not None:
+                eps = row.eps if x is None else f"{x:g}/255"
+                line = f"worst at eps {eps}, ARC {arc.measured:.2f} and APGD {apgd.measured:.2f} ({basis(row)})"
+                gaps.append((row.ensemble, (apgd.measured - arc.measured, half_width(arc, apgd)), line))
+    decided = reach(-NEAR, [gap for _, gap, _ in gaps])
+    cases = []
+    for ensemble in dict.fromkeys(name for name, _, _ in gaps):
+        own = [(gap, line, holds) for (name, gap, line), holds in zip(gaps, decided) if name == ensemble]
+        cases.append(Case(f"{ensemble}: {min(own, key=lambda o: o[0])[1]}", all_of([holds for _, _, holds in own])))
+    most = -min((gap for _, (gap, _), _ in gaps), default=0.0)
     summary = f"Up to {most:.2f} points more survive ARC than APGD." if most > 0 else "Less survives ARC everywhere."
-    holds = True if most <= NEAR else False if any(gap > max(NEAR, half) for gap, half in gaps) else None
-    return Finding(holds, summary, [line for _, line in worst.values()])
+    return Finding(summary, cases, found.missing({"ARC", "APGD"}, "figure9", "figure4"))
 
 
-CLAIMS: dict[str, Callable[[Results], Finding | None]] = {
+CLAIMS: dict[str, Callable[[Evidence], Finding]] = {
+    "Under AdaptivePGD BAT ensembles beat the single AT model.": _beats_at,
+    f"Their best alpha is near {USUAL:g}: they favour the robust member.": _usual_alpha,
     f"AdaptivePGD overestimates BAT ensembles by {OVERESTIMATE} points and more.": _overestimate,
     "ARC puts BAT ensembles below the single AT model.": _below_at,
     "Under ARC alpha = 1 is best: the second member only costs accuracy.": _alpha_one,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,10 @@ from recarc.attacks import RandomAttacker
 from recarc.data.catalog import CATALOG
 from recarc.data.imageset import ImageSet
 from recarc.ensemble import RandomizedEnsemble
+from recarc.errors import InputError
 from recarc.evaluation.engine import evaluate
 from recarc.evaluation.fingerprint import describe, module_hash
-from recarc.evaluation.intervals import mean_interval
+from recarc.evaluation.intervals import paired_interval
 from recarc.evaluation.result import Estimate, Evaluation, estimate
 from recarc.evaluation.run_folder import RunFolder
 from recarc.fast import accelerate
@@ -38,11 +41,15 @@ from recarc.runtime import COARSE, TILE
 FEW = 16  # images; padding so few to a whole tile would cost more than it saves
 
 
-def measure(item: Item, setup: Setup, folder: Path, parts: list[str], progress: bool = True) -> ItemResult:
-    """Measure these rows of an item into `folder`, and draw its figure there."""
+def measure(
+    item: Item, setup: Setup, folder: Path, parts: list[str], progress: bool = True, columns: Sequence[str] = ()
+) -> ItemResult:
+    """Measure these rows of an item into `folder`, or only some columns of them, and draw its figure there."""
     if item.measure is None:
-        rows = [row for row in item.rows if row.name in parts]
-        result = ItemRun(item, rows, setup, folder, progress).run()
+        rows = [row.only(columns) if columns else row for row in item.rows if row.name in parts]
+        result = ItemRun(item, rows, setup, folder, progress, tuple(columns)).run()
+    elif columns:
+        raise InputError(f"{item.name} has no columns to choose from: leave out --column")
     else:
         name = item.name if item.page == "results" else f"{item.name}-{machine_name(setup.device)}"
         result = results.read(folder, name, item.title)
@@ -66,14 +73,21 @@ class ItemRun:
     setup: Setup
     folder: Path
     progress: bool = True
+    columns: tuple[str, ...] = ()  # put these into rows that are there; none: whole rows
     evaluations: dict[tuple[str, float | None], Evaluation] = field(default_factory=dict)  # by column and x
 
     def run(self) -> ItemResult:
         self.setup.check(self.item, self.rows)
         images = {row.name: len(self.setup.images(row.data)) for row in self.rows}
-        results.check_replaceable(self.folder, self.item.name, images, self.setup.scale.tight != "none")
+        for row in self.rows if self.columns else ():
+            results.mergeable(self.folder, self.item.name, row.name, images[row.name])
+        if not self.columns:
+            results.check_replaceable(self.folder, self.item.name, images, self.setup.scale.tight != "none")
         order = [row.name for row in self.item.rows]
         for row in self.rows:
+            if self.columns:
+                results.add_columns(self.folder, self.item.name, self.measured(row))
+                continue
             results.add_row(self.folder, self.item.name, self.item.title, self.measured(row), order)
         return results.read(self.folder, self.item.name, self.item.title)
 
@@ -82,7 +96,7 @@ class ItemRun:
         setup, scale = self.setup, self.setup.scale
         loaded, images = setup.ensemble(row.ensemble), setup.images(row.data)
         small = self._without_missing_members(scale.row(row), len(loaded.ensemble))
-        alpha, chosen_by = self.alpha_of(small, loaded, images)
+        alpha, chosen_by = self.alpha_of(small, loaded)
         figures: list[Figure] = []
         self.evaluations = {}
         attacks: dict[str, str] = {}
@@ -133,7 +147,9 @@ class ItemRun:
 
     def command(self, row: Row) -> str:
         """The command that measures this row again, without the paths of one machine."""
-        words = ["python -m paper", self.item.name, "--only", row.name, "--recipe", self.setup.recipe]
+        words = ["python -m paper", self.item.name, "--only", row.name]
+        words += [word for column in self.columns for word in ("--column", shlex.quote(column))]
+        words += ["--recipe", self.setup.recipe]
         count, spec = len(self.setup.images(row.data)), CATALOG[row.data]
         words += ["--limit", str(count)] if count < spec.splits[spec.evaluation] else []
         if self.setup.epochs and self.setup.trains(row.ensemble):
@@ -145,22 +161,25 @@ class ItemRun:
         words += ["--tight", self.setup.scale.tight] if self.setup.scale.tight else []
         return " ".join(words)
 
-    def alpha_of(self, row: Row, loaded: LoadedEnsemble, images: ImageSet) -> tuple[Alpha, str]:
-        """The row's sampling probabilities and how they were chosen; a search is made once and kept."""
+    def alpha_of(self, row: Row, loaded: LoadedEnsemble) -> tuple[Alpha, str]:
+        """The row's sampling probabilities and how they were chosen; a search is made once and kept.
+
+        Never on the images that are scored: on training images that no member was trained on, as far as is known.
+        """
         ensemble = loaded.ensemble
         if row.alpha == "equal":
             return (1 / len(ensemble),) * len(ensemble), "equal"
         if not isinstance(row.alpha, str):
             return row.alpha, "recipe"
-        scale, count = self.setup.scale, min(len(images), self.setup.scale.grid_images)
+        scale, held_out = self.setup.scale, self.setup.held_out(row.data, loaded)
         attack = scale.attack(budget(row.data).apgd())
-        chosen_by = f"grid of {scale.grid} points with AdaptivePGD on the first {count} images"
-        part = images.limit(count)
+        part = held_out.images
+        chosen_by = f"grid of {scale.grid} points with AdaptivePGD on {len(part)} {held_out.words}"
         digest = self._digest(ensemble, attack, row.ball(), part)
         path = self.setup.out / "runs" / f"alpha-{scale.grid}-{digest}.json"
         if path.exists():
             return tuple(json.loads(path.read_text())["alpha"]), chosen_by
-        x, y = part.batch(np.arange(count))
+        x, y = part.tensors()
         device, precision = self.setup.device, self.setup.precision
         samples = sampling.AttackedSamples(
             x.to(device), y.to(device), row.ball(), 2048 if device.type == "cuda" else 512
@@ -292,18 +311,6 @@ def _commit_of(evaluation: Evaluation) -> str | None:
     assert evaluation.path is not None
     known: str | None = RunFolder.open(evaluation.path).run["environment"].get("commit")
     return known
-
-
-def paired_interval(gap: np.ndarray) -> tuple[float, float]:
-    """95 % interval for the mean of differences in [-1, 1].
-
-    If all are equal, gains and losses each get an interval, which leaves room for values that were not seen.
-    """
-    if len(gap) > 1 and np.ptp(gap) > 0:
-        half = 1.96 * float(gap.std(ddof=1)) / len(gap) ** 0.5
-        return float(gap.mean()) - half, float(gap.mean()) + half
-    gains, losses = mean_interval(gap.clip(0, 1)), mean_interval((-gap).clip(0, 1))
-    return max(-1.0, gains[0] - losses[1]), min(1.0, gains[1] - losses[0])
 
 
 def _percent(value: Estimate) -> tuple[float, tuple[float, float]]:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from paper import results
 from paper.bench.throughput import ATTACK, NETS, TRAINING
-from paper.claims import Judged, judge
+from paper.claims import judge
 from paper.costs import attack_passes, training_passes
 from paper.items import ITEMS
+from paper.judging import Judged
 from paper.plots import draw
-from paper.recipe import Item, Row
+from paper.recipe import Item
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import Grid, grids
 from recarc.errors import InputError
@@ -31,9 +32,17 @@ accuracy below which no attack can push the ensemble as long as its members alon
 on each of them suggests. How the members were trained is said below each table: the recipe `fast`, even more so with
 fewer epochs than its own, is not the paper's training, so compare differences between columns rather than columns with
 the paper. Every accuracy on images comes from `recarc.evaluate`: attacks may search in a faster precision than float32,
-but what they find is judged in float32. Claims that one figure is below another by so many points (BAT, AT, IAT, ARC
-against APGD) are judged by the 95 % intervals and may remain open; where a claim says that two attacks are equally
-strong, they count as equal within 0.5 points on the images they were run on.
+but what they find is judged in float32.
+
+How the claims are judged. A claim is confirmed only if it holds in every row, and refuted if there is a row in which it
+does not. Comparisons use 95 % intervals, paired over the images where such a difference was measured, and are corrected
+for their number by Holm's method; a row that this leaves open is marked so. Rows that were not measured, or in which
+the search for alpha chose one member alone, count as undecided. Both sides of a comparison face the same attack: ARC on
+the ensemble against ARC on the AT model; on a single model AdaptivePGD is PGD. Where a claim says that two searches of
+one attack are equally strong, or that tight meets its floor, 0.5 points on the images at hand decide.
+
+How alpha is chosen: on training images that training held out, never on test images that are then scored. Rows that say
+"on the first N images" are older: their alpha was chosen on the first N of the very test images they are scored on.
 
 Below each table, every row names the commit that measured it, and the command as of that commit. Rows whose command is
 `recarc reproduce` or a script of `benchmarks/` were measured before the redesign that turned both into `python -m
@@ -96,11 +105,11 @@ def gathered(folder: Path) -> Measured:
         found[name] = results.read(folder, name, item.title)
         for row in item.rows:
             own = found[name].row(row.name)
-            measured.setdefault(_question(row), []).extend([own] if own is not None else [])
+            measured.setdefault(row.question, []).extend([own] if own is not None else [])
     for name, item in ITEMS.items():
         order = [row.name for row in item.rows]
         for row in item.rows:
-            others = measured[_question(row)]
+            others = measured[row.question]
             if found[name].row(row.name) is None and others:
                 best = max(others, key=lambda other: other.images)
                 found[name] = found[name].with_row(replace(best, row=row.name), order)
@@ -110,11 +119,6 @@ def gathered(folder: Path) -> Measured:
             machines = [results.read(folder, path.stem) for path in sorted(folder.glob(f"{name}-*.json"))]
             gathered[name] = sorted(machines, key=lambda result: "CPU" in result.rows[0].hardware)
     return gathered
-
-
-def _question(row: Row) -> str:
-    """What a row asks, whatever it is called."""
-    return repr(replace(row, name=""))
 
 
 def claims_of(measured: Measured) -> list[Judged]:
@@ -144,6 +148,7 @@ def _section(item: Item, result: ItemResult, folder: Path, docs: Path, first: bo
     for grid in grids(result):
         lines += [f"{grid.title}\n"] if grid.title else []
         lines.append(grid.markdown() + "\n")
+    lines += [f"Out of date: {name} of {row.row}. {why}\n" for row in result.rows for name, why in row.stale.items()]
     for picture in sorted(folder.glob(f"{result.item}.png")) + sorted(folder.glob(f"{result.item}-*.png")):
         if picture.stem == result.item or picture.stem[len(item.name) + 1 :] in {row.row for row in result.rows}:
             link = os.path.relpath(picture, docs).replace(os.sep, "/")

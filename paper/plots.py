@@ -87,7 +87,8 @@ def _lines(place: Any, row: RowResult) -> None:
         marker, colour = STYLES.get(column, (".", None))
         points = row.curve(column)
         if points:
-            place.plot(*zip(*points), marker=marker, color=colour, label=column, linewidth=1, markersize=4)
+            label = f"{column} (out of date)" if column in row.stale else column
+            place.plot(*zip(*points), marker=marker, color=colour, label=label, linewidth=1, markersize=4)
     floor = row.curve("floor")
     if floor:
         place.plot(*zip(*floor), ":", color="0.5", label="floor", linewidth=1)

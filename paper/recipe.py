@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from recarc.attacks import Attack
+from recarc.errors import unknown
 from recarc.geometry import Ball
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Difference:
 class Row:
     """One row of a table, or one curve or matrix of a figure.
 
-    `alpha`: "grid" searches with AdaptivePGD as the paper does, "equal" is equiprobable, otherwise the numbers.
+    `alpha`: "grid" searches with AdaptivePGD as the paper does, on training images that no member was trained on;
+    "equal" is equiprobable, otherwise the numbers.
     """
 
     name: str
@@ -100,11 +102,29 @@ class Row:
     def ball(self, eps: str | None = None) -> Ball:
         return Ball(self.norm, radius(eps or self.eps))
 
+    @property
+    def question(self) -> str:
+        """What the row asks, whatever it is called."""
+        return repr(replace(self, name=""))
+
+    @property
+    def columns(self) -> set[str]:
+        """What is read off, but for the entries of a matrix."""
+        read = {r.column for m in self.measurements for r in m.readings if r.what != "cross"}
+        return read | {difference.column for difference in self.differences}
+
+    def only(self, columns: Sequence[str]) -> Row:
+        """With the measurements of these columns alone."""
+        known = dict.fromkeys(r.column for m in self.measurements for r in m.readings)
+        for column in columns:
+            if column not in known:
+                raise unknown(f"column of {self.name}", column, known)
+        kept = tuple(m for m in self.measurements if any(r.column in columns for r in m.readings))
+        return replace(self, measurements=kept)
+
     def is_complete(self, result: RowResult) -> bool:
         """Whether a result has every column of this row; of a sweep, some points may still be missing."""
-        expected = {r.column for m in self.measurements for r in m.readings if r.what != "cross"}
-        expected |= {difference.column for difference in self.differences}
-        return expected <= {figure.column for figure in result.figures}
+        return self.columns <= {figure.column for figure in result.figures}
 
 
 Measure = Callable[["Setup", Path, "list[str]"], "Iterator[RowResult]"]  # setup, results folder, parts

@@ -57,6 +57,7 @@ class RowResult:
     hardware: str = ""
     date: str = ""
     note: str = ""  # what one must know about this measurement
+    stale: dict[str, str] = field(default_factory=dict)  # columns that are out of date, and why
 
     def figure(self, column: str, x: float | None = None) -> Figure | None:
         return next((f for f in self.figures if f.column == column and f.x == x), None)
@@ -118,6 +119,48 @@ def add_row(folder: Path, item: str, title: str, new: RowResult, order: list[str
         result = read(folder, item, title).with_row(new, order)
         write(folder, result)
     return result
+
+
+def add_columns(folder: Path, item: str, new: RowResult) -> ItemResult:
+    """Put the columns of `new` into the row that is there; the row's note says how they were measured."""
+    with Lock(folder / f".{item}.lock", wait=True):
+        result = read(folder, item)
+        old = mergeable(folder, item, new.row, new.images)
+        for name in ("ensemble", "data", "split", "norm", "eps", "alpha"):
+            if getattr(new, name) not in (None, getattr(old, name)):  # alpha None: the columns have their own
+                raise InputError(
+                    f"{path_of(folder, item)} holds {old.row} with {name} {getattr(old, name)!r}, this run has "
+                    f"{getattr(new, name)!r}: measure the whole row"
+                )
+        fresh = {(f.column, f.x): f for f in new.figures}
+        kept = [fresh.pop((f.column, f.x), f) for f in old.figures]
+        columns = list(dict.fromkeys(f.column for f in new.figures))
+        commit = f" at {new.commit[:10]}" if new.commit else ""
+        took = f"{new.date}, {new.seconds:.0f} s on {new.hardware}"
+        note = f"{', '.join(columns)}: measured later by `{new.command}`{commit}, {took}"
+        merged = replace(
+            old,
+            figures=(*kept, *fresh.values()),
+            attacks={**old.attacks, **new.attacks},
+            note=". ".join(text for text in (old.note, note) if text),
+            stale={column: why for column, why in old.stale.items() if column not in columns},
+        )
+        result = result.with_row(merged, [row.row for row in result.rows])
+        write(folder, result)
+    return result
+
+
+def mergeable(folder: Path, item: str, row: str, images: int) -> RowResult:
+    """The row that columns are to be put into, if it was measured on as many images."""
+    old = read(folder, item).row(row)
+    if old is None:
+        raise InputError(f"{path_of(folder, item)} holds no row {row} to put columns into: leave out --column")
+    if old.images != images:
+        raise InputError(
+            f"{path_of(folder, item)} holds {row} measured on {old.images} images, this run has {images}: "
+            f"use --limit {old.images}, or measure the whole row"
+        )
+    return old
 
 
 def check_replaceable(folder: Path, item: str, images: dict[str, int], tight: bool = True) -> None:

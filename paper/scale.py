@@ -26,7 +26,7 @@ class Scale:
     points: int | None = None  # of a sweep
     members: int | None = None
     grid: int = 11  # points of the search for alpha
-    grid_images: int = 2000
+    grid_images: int = 1000  # at most, of the training images that training held out
     tight: str | None = None
     tile: int | str = "auto"  # samples fed to a member at a time
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,11 +13,12 @@ from paper.recipe import EnsembleRecipe, Item, Row, radius
 from paper.scale import FULL, Scale
 from recarc import zoo
 from recarc.cli.output import print_note
+from recarc.data.held_out import HeldOut, held_out
 from recarc.data.imageset import ImageSet
 from recarc.data.loading import load
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
-from recarc.models.store import ensemble_folder, load_ensemble
+from recarc.models.store import load_ensemble, read_manifest
 from recarc.training import train
 
 HERE = Path(__file__).parent
@@ -26,11 +27,12 @@ ENSEMBLES = HERE / "ensembles"  # trained for the paper and too large for the zo
 
 @dataclass(frozen=True)
 class LoadedEnsemble:
-    """An ensemble and where it comes from."""
+    """An ensemble and where it comes from; `made_by` is what its folder says of how it was made."""
 
     ensemble: RandomizedEnsemble
     source: str
     recipe: str
+    made_by: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -59,6 +61,11 @@ class Setup:
             limit = self.limit if split == "test" else None
             self._images[data, split] = self.scale.images(load(data, split, data_dir=self.data_dir, limit=limit))
         return self._images[data, split]
+
+    def held_out(self, data: str, loaded: LoadedEnsemble) -> HeldOut:
+        """The images to choose alpha on: training images, so that none is scored afterwards."""
+        found = held_out(self.images(data, "train"), loaded.made_by)
+        return replace(found, images=found.images.limit(self.scale.grid_images))
 
     def available(self, rows: list[Row]) -> list[Row]:
         """The rows whose images are available; the others are reported. If there is none, the reason is raised."""
@@ -91,6 +98,11 @@ class Setup:
                 )
         for data in dict.fromkeys(row.data for row in rows):
             self.images(data)
+        for data in dict.fromkeys(row.data for row in rows if row.alpha == "grid"):
+            try:
+                self.images(data, "train")
+            except InputError as error:
+                raise InputError(f"alpha is chosen on training images: {error}") from None
 
     def check_epochs(self, item: Item, rows: list[Row]) -> None:
         """Refuse --epochs where nothing is trained."""
@@ -121,11 +133,13 @@ class Setup:
             return LoadedEnsemble(pretrained(recipe).to(self.device), f"package {recipe.arch}", "pretrained")
         place = self._place(recipe)
         if place is None:
-            return LoadedEnsemble(self._train(recipe), recipe.name, _training_of(self.folder(recipe)))
+            ensemble, made_by = self._train(recipe), read_manifest(self.folder(recipe)).made_by
+            return LoadedEnsemble(ensemble, recipe.name, _training_of(made_by), made_by)
         source = place if place.startswith(zoo.PREFIX) else recipe.name
         if given is not None and source != place:
             source = f"given ({Path(place).name})"
-        return LoadedEnsemble(load_ensemble(place, self.device), source, _training_of(ensemble_folder(place)))
+        ensemble, made_by = load_ensemble(place, self.device), read_manifest(place).made_by
+        return LoadedEnsemble(ensemble, source, _training_of(made_by), made_by)
 
     def _place(self, recipe: EnsembleRecipe) -> str | None:
         """The folder or zoo:NAME that the ensemble is read from; None if it has to be trained."""
@@ -168,10 +182,8 @@ class Setup:
         return ensemble.to(self.device).eval()
 
 
-def _training_of(folder: Path) -> str:
-    """How the ensemble in a folder was trained, in words."""
-    path = folder / "ensemble.json"
-    made_by = json.loads(path.read_text(encoding="utf-8")).get("made_by", {}) if path.exists() else {}
+def _training_of(made_by: Mapping[str, Any]) -> str:
+    """How an ensemble was trained, in words."""
     recipe = made_by.get("recipe")
     if isinstance(recipe, dict):
         first = " from a trained first member" if made_by.get("start") else ""

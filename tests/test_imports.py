@@ -19,7 +19,7 @@ ORDER = [
     ["lazy"],
     ["atomic", "runtime", "provenance", "inputs"],
     ["data", "zoo"],
-    ["randomness"],
+    ["randomness", "simplex"],
     ["losses"],
     ["geometry"],
     ["ensemble"],

@@ -22,6 +22,7 @@ ALPHAS = tuple(i / 10 for i in range(11))
 STEPS = (1, 2, 5, 10, 20, 50, 100)
 RADII = {"linf": (2, 4, 6, 8, 10, 12, 16), "l2": (32, 64, 96, 128, 160, 192, 256)}  # in 255ths
 IAT_GAIN = "ARC at M = 8 less ARC at M = 1"  # stands in results files
+ARC_ALPHA_ONE = "ARC at alpha 1 less ARC at alpha 0.9"
 SWEPT = "quick"  # preset of the tight attack at the points of a sweep
 
 
@@ -35,7 +36,8 @@ def _alpha_sweep(name: str, data: str, norm: str, attacks: dict[str, Attack]) ->
             paper = ends.get(a) if column == "ARC" else None
             measured.append(Measurement(attack, (Reading(column, paper=paper),), x=a, alpha=alpha))
         measured.append(tight_and_floor(budget(data), SWEPT, x=a, alpha=alpha))
-    return Row(name, bat(data, norm), norm, EPS[data, norm], tuple(measured), alpha="equal", axis="alpha")
+    nearest = Difference(ARC_ALPHA_ONE, "ARC", "ARC", plus_x=1.0, minus_x=0.9)
+    return Row(name, bat(data, norm), norm, EPS[data, norm], tuple(measured), "equal", (nearest,), axis="alpha")
 
 
 def _steps_sweep(name: str, data: str, norm: str) -> Row:

@@ -6,11 +6,9 @@ a subgradient. So every pattern of fooled members that an attack finds is a plan
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -20,12 +18,18 @@ from recarc.attacks import AdaptivePGD, Attack, Climb, Tight
 from recarc.attacks.problem import frozen_problem
 from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError
+from recarc.evaluation.intervals import paired_interval, wilson
+from recarc.evaluation.result import Estimate, estimate
 from recarc.geometry import Ball
+from recarc.randomness import sample_keys, uniform
+from recarc.simplex import MOST_POINTS as MOST_POINTS
+from recarc.simplex import ROUNDS, check_grid, projected_descent, simplex_grid
+from recarc.simplex import grid_size as grid_size
+from recarc.simplex import project_simplex as project_simplex
 
 Patterns = np.ndarray  # (M, N) bool: which members are fooled
 Watch = Callable[[str, list[float], float], None]  # given (method, alpha, accuracy) after each attack
-ROUNDS = 10  # of OSP
-MOST_POINTS = 1000  # attacks that a grid search may take
+HALVES = 0x1A1F  # seed of the numbers that put a sample into one half or the other
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,33 @@ class AttackedSamples:
         self.seen.append(torch.cat(parts, 1).cpu().numpy())
         return self.seen[-1]
 
+    def witnessed(self, ensemble: RandomizedEnsemble, attack: Tight) -> None:
+        """Remember what a tight attack finds: its best point, and for each member a point that fools it."""
+        size = len(ensemble)
+        found: list[list[Tensor]] = [[] for _ in range(size + 1)]
+        for x, y, ball in self.batches():
+            with frozen_problem(ensemble, x, y, ball) as problem:
+                outcome = attack.outcome(problem)
+                assert outcome.witnesses is not None
+                for i, x_adv in enumerate([*outcome.witnesses, outcome.mixture[0][1]]):
+                    found[i].append(~ensemble.correct(x_adv, problem.y))
+        self.seen.extend(torch.cat(parts, 1).cpu().numpy() for parts in found)
+
+    def scores(self, alpha: list[float]) -> np.ndarray:
+        """(N,) expected accuracy at `alpha` under the worst pattern seen on each sample."""
+        return 1 - np.max(np.array(alpha) @ np.stack(self.seen), axis=0).clip(0, 1)
+
     def accuracy(self, alpha: list[float]) -> float:
-        """The accuracy at `alpha` under the worst pattern seen on each sample."""
-        return 1 - float(np.max(np.array(alpha) @ np.stack(self.seen), axis=0).mean())
+        """The mean of `scores`."""
+        return float(self.scores(alpha).mean())
+
+    def halves(self) -> tuple[AttackedSamples, AttackedSamples]:
+        """Two halves, one to choose on and one to score on. Which one a sample is in depends on its pixels alone."""
+        first = uniform(sample_keys(self.x, HALVES), 1)[:, 0] < 0.5
+        if not 0 < int(first.sum()) < len(first):
+            raise InputError(f"{len(first)} samples cannot be cut into two halves: give more of them")
+        rows = (first.nonzero()[:, 0], (~first).nonzero()[:, 0])
+        return tuple(replace(self, x=self.x[r], y=self.y[r], ball=self.ball.take(r), seen=[]) for r in rows)  # type: ignore[return-value]
 
 
 def grid_search(
@@ -176,21 +204,37 @@ def best_for_patterns(seen: list[Patterns]) -> tuple[list[float], float]:
 class TwoMembers:
     """Does randomizing over two members help at all? Only if P(R) > |e_1 - e_2|.
 
-    e_i: share of samples on which member i can be fooled alone; P(R): share on which each can be fooled alone, but no
-    perturbation that was found fools both.
+    e_i: share of samples on which member i can be fooled alone; P(R): share on which each can be fooled alone, but not
+    both together. `p_r` is its upper end, the share on which no perturbation that was found fools both; its lower end
+    is 0, as the floor has it: what can be fooled alone can be fooled together.
     """
 
     e_1: float
     e_2: float
     p_r: float
+    samples: int = field(default=0, compare=False)
 
     @property
     def helps(self) -> bool:
         return self.p_r > abs(self.e_1 - self.e_2)
 
-    def error(self, alpha_1: float) -> float:
-        """alpha_1 e_1 + alpha_2 e_2 - min(alpha) P(R)."""
-        return alpha_1 * self.e_1 + (1 - alpha_1) * self.e_2 - min(alpha_1, 1 - alpha_1) * self.p_r
+    def error(self, alpha_1: float, p_r: float | None = None) -> float:
+        """alpha_1 e_1 + alpha_2 e_2 - min(alpha) P(R); P(R) as found, unless given."""
+        p_r = self.p_r if p_r is None else p_r
+        return alpha_1 * self.e_1 + (1 - alpha_1) * self.e_2 - min(alpha_1, 1 - alpha_1) * p_r
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95 % intervals of e_1, e_2 and P(R) as found."""
+        return {name: wilson(getattr(self, name), self.samples) for name in ("e_1", "e_2", "p_r")}
+
+    def identity(self, alpha_1: float) -> str:
+        """The error at alpha in terms of e_1, e_2 and P(R), at both ends of P(R)."""
+        e_1, e_2, p_r = (_shown(getattr(self, name), ends) for name, ends in self.intervals().items())
+        return (
+            f"error = alpha_1 e_1 + alpha_2 e_2 - min(alpha) P(R), with e_1 = {e_1}, e_2 = {e_2} and P(R) between 0 "
+            f"(the floor) and {p_r} (as found): at alpha = ({alpha_1:.4g}, {1 - alpha_1:.4g}) the error is between "
+            f"{100 * self.error(alpha_1):.2f} % and {100 * self.error(alpha_1, 0.0):.2f} %."
+        )
 
     @property
     def sentence(self) -> str:
@@ -215,70 +259,55 @@ def two_members(ensemble: RandomizedEnsemble, samples: AttackedSamples, attack: 
     """Analyse an ensemble of two, from one tight attack at alpha = (1/2, 1/2) and every pattern seen before."""
     if len(ensemble) != 2:
         raise InputError(f"the two-member analysis needs an ensemble of 2, this one has {len(ensemble)}")
-    even, attack = ensemble.with_alpha([0.5, 0.5]), attack or Tight()
-    foolable, together = [], []
-    for x, y, ball in samples.batches():
-        with frozen_problem(even, x, y, ball) as problem:
-            outcome = attack.outcome(problem)
-            assert outcome.witnesses is not None
-            singles = [problem.on_member(i).ensemble.correct(outcome.witnesses[i], problem.y) for i in range(2)]
-            foolable.append(~torch.cat(singles))
-            together.append(~even.correct(outcome.mixture[0][1], problem.y))
-    fooled = torch.cat(foolable, 1).cpu().numpy()
-    samples.seen.extend(np.eye(2, dtype=bool)[i, :, None] & fooled for i in range(2))  # each by a point of its own
-    samples.seen.append(torch.cat(together, 1).cpu().numpy())
+    samples.witnessed(ensemble.with_alpha([0.5, 0.5]), attack or Tight())
     alone, both = np.any(samples.seen, axis=0), np.any([pattern.all(0) for pattern in samples.seen], axis=0)
     e_1, e_2 = alone.mean(1).tolist()
-    return TwoMembers(e_1, e_2, float((alone.all(0) & ~both).mean()))
+    return TwoMembers(e_1, e_2, float((alone.all(0) & ~both).mean()), len(samples.x))
 
 
-def grid_size(members: int, points: int) -> int:
-    """How many points the grid on the simplex has."""
-    if points < 2:
-        raise InputError(f"a grid needs at least 2 points per side, got {points}")
-    return math.comb(points + members - 2, members - 1)
+@dataclass(frozen=True)
+class Gain:
+    """What drawing members at random gains in accuracy over one of them alone, and the most that any alpha could gain.
 
+    `most` is a bound as far as the attacks on the member alone reach: every pattern found is a plane below the error.
+    """
 
-def check_grid(members: int, points: int) -> None:
-    """Refuse a grid that nobody would wait for."""
-    size = grid_size(members, points)
-    if size > MOST_POINTS:
-        raise InputError(
-            f"a grid of {points} points per side for {members} members takes {size:,} attacks, more than "
-            f"{MOST_POINTS:,}; use osp or lp, or fewer points"
+    member: int
+    alone: Estimate  # accuracy of that member
+    gain: Estimate  # of the given alpha; paired over the samples
+    most: Estimate  # of the best alpha for the patterns found
+
+    @property
+    def sentence(self) -> str:
+        alone, gain, most = (_shown(e.value, (e.low, e.high), "") for e in (self.alone, self.gain, self.most))
+        return (
+            f"Over member {self.member + 1} alone, which keeps {alone} %, this alpha gains {gain} points, and no alpha "
+            f"can gain more than {most}."
         )
 
 
-def simplex_grid(members: int, points: int) -> list[list[float]]:
-    """All alpha whose entries are multiples of 1 / (points - 1)."""
-    grid_size(members, points)
-    total = points - 1
-    cuts = itertools.combinations(range(total + members - 1), members - 1)
-    bars = ([-1, *cut, total + members - 1] for cut in cuts)
-    return [[(b - a - 1) / total for a, b in itertools.pairwise(bar)] for bar in bars]
+def gain_over(member: int, alpha: list[float], samples: AttackedSamples) -> Gain:
+    """What `alpha` and what the best alpha gain over a member; choose alpha and member on other samples.
 
-
-def projected_descent(
-    errors: Callable[[Tensor], Tensor], alpha: Tensor, rounds: int = ROUNDS, step: float = 1.0
-) -> tuple[Tensor, float]:
-    """Projected subgradient descent on the simplex: the best alpha seen and its error under attack.
-
-    `errors(alpha)` are the members' errors under attack at alpha.
+    Which alpha is the best of all does not depend on the samples, and on them it gains no more than the one that is
+    best for them. So the latter's gain is an upper bound. Its interval ends where the highest of several ends: of that
+    alpha, of the uniform one and of the vertices.
     """
-    best, lowest = alpha, float("inf")
-    for t in range(1, rounds + 1):
-        g = errors(alpha)
-        error = float((alpha * g).sum())
-        if error < lowest:
-            best, lowest = alpha, error
-        alpha = project_simplex(alpha - step / t * g)
-    return best, lowest
+    size = len(alpha)
+    vertices = np.eye(size).tolist()
+    alone = samples.scores(vertices[member])
+
+    def gain(chosen: list[float]) -> Estimate:
+        gains = samples.scores(chosen) - alone
+        ends = (0.0, 0.0) if chosen == vertices[member] else paired_interval(gains)
+        return Estimate(float(gains.mean()), *ends)
+
+    best = gain(best_for_patterns(samples.seen)[0])
+    high = max(gain(other).high for other in [[1 / size] * size, *vertices])
+    most = Estimate(best.value, max(0.0, best.low), max(best.high, high))
+    return Gain(member, estimate(alone), gain(alpha), most)
 
 
-def project_simplex(v: Tensor) -> Tensor:
-    """The nearest point of {a >= 0, sum a = 1} in the Euclidean norm: v - theta, clamped at zero."""
-    ordered = v.sort(descending=True).values
-    excess = ordered.cumsum(0) - 1
-    count = torch.arange(1, len(v) + 1, dtype=v.dtype, device=v.device)
-    last = int((ordered * count > excess).sum()) - 1
-    return (v - excess[last] / (last + 1)).clamp(min=0)
+def _shown(share: float, ends: tuple[float, float], unit: str = " %") -> str:
+    """A share in percent with its interval."""
+    return f"{100 * share:.2f}{unit} [{100 * ends[0]:.2f}, {100 * ends[1]:.2f}]"

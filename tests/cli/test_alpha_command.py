@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from recarc import Ball, RandomizedEnsemble, save_ensemble
+from recarc import Ball, InputError, RandomizedEnsemble, sampling, save_ensemble
 from recarc.cli import app as program
 from recarc.cli.alpha import best_choice
+from recarc.data import load
 from recarc.models import build
 from recarc.sampling import AttackedSamples, Choice, TwoMembers
 
@@ -36,10 +37,15 @@ def test_three_choices_and_the_analysis_as_json(ensemble: Path, capsys: Any) -> 
     assert list(told["choices"]) == ["grid", "osp", "lp"]
     for choice in told["choices"].values():
         assert sum(choice["alpha"]) == pytest.approx(1) and 0 <= choice["robust_accuracy"] <= 1
-    assert told["robust_accuracy"] == max(choice["robust_accuracy"] for choice in told["choices"].values())
-    two = told["two_members"]
+        low, high = choice["robust_interval"]
+        assert low <= choice["robust_accuracy"] <= high
+    two, gain = told["two_members"], told["gain"]
+    assert gain["at_most"] >= max(0.0, gain["gain"]) - 1e-9 and gain["at_most_interval"][1] >= gain["at_most"] - 1e-9
+    assert gain["gain"] == pytest.approx(told["robust_accuracy"] - gain["member_accuracy"])
+    assert two["p_r_ends"] == [0.0, two["p_r"]] and two["p_r_interval"][0] <= two["p_r"] <= two["p_r_interval"][1]
     for choice in told["choices"].values():
-        assert choice["robust_accuracy"] <= choice["believed"] + 1e-9
+        error = choice["alpha"][0] * two["e_1"] + choice["alpha"][1] * two["e_2"] - min(choice["alpha"]) * two["p_r"]
+        assert choice["robust_accuracy"] == pytest.approx(1 - error), "the identity is exact for the patterns found"
         if max(choice["alpha"]) == 1:
             assert choice["robust_accuracy"] == pytest.approx(1 - two[f"e_{choice['alpha'].index(1) + 1}"])
     assert two["helps"] == (two["p_r"] > abs(two["e_1"] - two["e_2"]))
@@ -50,6 +56,7 @@ def test_table_and_words(ensemble: Path, capsys: Any) -> None:
     assert run(ensemble, *QUICK, "--methods", "grid") == 0
     printed = capsys.readouterr().out
     assert "worst of all" in printed and "Best: alpha = (" in printed and "Randomizing" in printed
+    assert "no alpha can gain more than" in printed.replace("\n", " ") and "P(R) between 0 (the floor)" in printed
     assert "under tight" not in printed, "the accuracy is that under the worst pattern found by any of the attacks"
 
 
@@ -60,10 +67,43 @@ def test_on_a_tie_the_best_choice_is_what_the_analysis_recommends() -> None:
     even = Choice("grid", [0.5, 0.5], 0.75, [])
     two = TwoMembers(0.25, 0.5, 0.25)
     assert not two.helps and samples.accuracy([0.5, 0.5]) == samples.accuracy([1.0, 0.0]) == 0.75
-    best, accuracy = best_choice([even], samples, two)
-    assert best.alpha == [1.0, 0.0] and accuracy == 0.75
-    assert best_choice([even], samples, TwoMembers(0.25, 0.5, 0.3))[0] is even
-    assert best_choice([even], samples, None)[0] is even
+    best = best_choice([even], samples, two)
+    assert best.alpha == [1.0, 0.0] and best.believed == 0.75
+    assert best_choice([even], samples, TwoMembers(0.25, 0.5, 0.3)) is even
+    assert best_choice([even], samples, None) is even
+
+
+def test_no_sample_is_both_chosen_on_and_scored_on(ensemble: Path, monkeypatch: Any, capsys: Any) -> None:
+    """With halves and with `--choose-on train`; on one side are training images, on the other test images."""
+    used: dict[str, list[torch.Tensor]] = {"grid": [], "lp": []}
+
+    def grid(rec: Any, samples: AttackedSamples, **_: Any) -> Choice:
+        used["grid"].append(samples.x)
+        return Choice("grid", [0.5, 0.5], 0.5, [])
+
+    def bound(rec: Any, samples: AttackedSamples, **_: Any) -> None:
+        used["lp"].append(samples.x)
+
+    monkeypatch.setattr(sampling, "grid_search", grid)
+    monkeypatch.setattr(sampling, "cutting_planes", bound)
+    sets = {split: load("digits", split).limit(12).tensors()[0] for split in ("train", "test")}
+    assert run(ensemble, *QUICK, "--methods", "grid") == 0
+    assert run(ensemble, *QUICK, "--methods", "grid", "--choose-on", "train") == 0
+    (half, train), (other, test) = used["grid"], used["lp"]
+    assert len(half) and len(other) and len(half) + len(other) == 12
+    assert not (half[:, None] == other[None]).flatten(2).all(2).any()
+    assert torch.equal(train, sets["train"]) and torch.equal(test, sets["test"])
+    assert "Chosen on 12 training images, which the members may have been trained on; scored on 12 test images." in (
+        " ".join(capsys.readouterr().out.split())
+    )
+
+
+def test_a_half_does_not_depend_on_the_other_samples() -> None:
+    x, y = load("digits", "train").limit(40).tensors()
+    some, all_ = (AttackedSamples(x[:n], y[:n], Ball("linf", 0.1)).halves()[0].x for n in (20, 40))
+    assert torch.equal(all_[: len(some)], some) and 10 < len(all_) < 30
+    with pytest.raises(InputError, match="1 samples cannot be cut into two halves"):
+        AttackedSamples(x[:1], y[:1], Ball("linf", 0.1)).halves()
 
 
 @pytest.mark.parametrize(
@@ -72,6 +112,8 @@ def test_on_a_tie_the_best_choice_is_what_the_analysis_recommends() -> None:
         (["--methods", "grid,newton"], "unknown method 'newton'"),
         (["--eps", "-1"], "eps is -1.0"),
         (["--points", "1"], "at least 2 points"),
+        (["--choose-on", "halves"], "unknown --choose-on 'halves' (did you mean 'half'?)"),
+        (["--choose-on", "train", "--split", "train"], "--choose-on train scores on another split"),
     ],
 )
 def test_bad_input_is_one_line(ensemble: Path, words: list[str], message: str, capsys: Any) -> None:

@@ -73,11 +73,43 @@ def test_program_over_patterns_by_hand() -> None:
     assert alpha == pytest.approx([0.5, 0.5]) and value == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_alpha_gains_more_than_the_bound(seed: int) -> None:
+    """Against the exact optimum at every alpha of a grid; the member alone is the reference."""
+    ensemble, samples = linear_pair(seed)
+    for alpha in ([0.5, 0.5], [1.0, 0.0], [0.0, 1.0]):
+        samples.witnessed(ensemble.with_alpha(alpha), Tight("quick"))
+    for member in (0, 1):
+        alone = exact(ensemble, samples, np.eye(2)[member].tolist())
+        best = max(exact(ensemble, samples, a) for a in choosing.simplex_grid(2, 21))
+        found = choosing.gain_over(member, [0.5, 0.5], samples)
+        assert found.alone.value == pytest.approx(alone) and best - alone <= found.most.value + 1e-9
+        assert found.most.value <= best - alone + 0.05, "a bound that says something"
+        assert found.gain.value == pytest.approx(exact(ensemble, samples, [0.5, 0.5]) - alone)
+        assert 0 <= found.most.low <= found.most.value <= found.most.high
+        itself = choosing.gain_over(member, np.eye(2)[member].tolist(), samples).gain
+        assert (itself.value, itself.low, itself.high) == (0, 0, 0)
+
+
+def test_the_interval_of_the_bound_covers_the_best_gain_of_all() -> None:
+    """Patterns drawn at random: on 30 % of the samples only one of two members can be fooled at a time, e_1 = e_2."""
+    g, covered = np.random.default_rng(0), 0
+    for _ in range(400):
+        kind = g.choice(3, size=200, p=[0.3, 0.3, 0.4])  # 0: either, but not both; 1: both; 2: none
+        seen = [np.stack([kind < 2, kind == 1]), np.stack([kind == 1, kind < 2])]
+        samples = choosing.AttackedSamples(torch.zeros(200, 1), torch.zeros(200), Ball("linf", 0.1), seen=seen)
+        covered += choosing.gain_over(0, [0.5, 0.5], samples).most.high >= 0.15
+    assert covered >= 0.94 * 400
+
+
 def test_sentences() -> None:
     assert "Randomizing does not help" in choosing.TwoMembers(0.5, 1.0, 0.2).sentence
     assert "Use the first member alone: it keeps 50.00 %" in choosing.TwoMembers(0.5, 1.0, 0.2).sentence
     helps = choosing.TwoMembers(0.5, 0.6, 0.4)
     assert helps.helps and "it keeps 65.00 %" in helps.sentence
+    words = choosing.TwoMembers(0.5, 0.6, 0.4, 100).identity(0.9)
+    assert "P(R) between 0 (the floor) and 40.00 % [30.94, 49.80] (as found)" in words
+    assert words.endswith("at alpha = (0.9, 0.1) the error is between 47.00 % and 51.00 %.")
 
 
 def test_simplex() -> None:

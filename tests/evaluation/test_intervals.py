@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from recarc.evaluation.intervals import LEVEL, _as_coin_flips, _kl_inf, _Plausible, mean_interval, wilson
+from recarc.evaluation.intervals import LEVEL, _as_coin_flips, _kl_inf, _Plausible, holm, mean_interval, wilson
 
 
 def test_wilson_against_published_values() -> None:
@@ -82,3 +82,16 @@ def test_coverage(case: str, n: int) -> None:
     truth = float(support @ probabilities)
     inside = sum(holds(np.repeat(support, row), truth) for row in draws) / len(draws)
     assert inside >= (0.935 if case in ORDINARY else 0.90)
+
+
+def test_holm_by_hand() -> None:
+    """Sorted: 0.005 <= 0.05 / 4, 0.01 <= 0.05 / 3, but 0.03 > 0.05 / 2, so 0.04 is not asked any more."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == [True, False, False, True]
+    assert holm([]) == [] and holm([0.05]) == [True] and holm([0.051]) == [False] and holm([0.03, 0.03]) == [False] * 2
+
+
+def test_holm_makes_a_false_rejection_in_one_list_of_twenty_at_most() -> None:
+    generator = np.random.default_rng(0)
+    lists = generator.random((2000, 10))  # all hypotheses are true
+    share = np.mean([any(holm(p_values)) for p_values in lists])
+    assert 0.03 < share < 0.065 and np.mean([(p_values <= 0.05).any() for p_values in lists]) > 0.3

@@ -132,6 +132,9 @@ REFUSED = [
     (("table3", "--ensemble", "bat-x=nowhere"), "is not needed by table3"),
     (("table3", "--ensemble", "bat-x=nowhere", "--train-only"), "is not needed by table3"),
     (("table3", "--only", "l2", "--ensemble", "nowhere"), "nowhere is not an ensemble folder"),
+    (("figure7", "--only", "l2", "--column", "AC&V"), "unknown column of l2 'AC&V' (did you mean 'AC&W'?)"),
+    (("figure7", "--only", "l2", "--column", "AC&W"), "holds no row l2 to put columns into"),
+    (("figure2", "--column", "AC&W"), "figure2 has no columns to choose from"),
     ((), "which item?"),
 ]
 

@@ -29,4 +29,4 @@ def test_what_the_zoo_has_costs_no_training() -> None:
 def test_a_search_for_alpha_is_counted() -> None:
     rows = {row.name: row for row in ITEMS["table5-cifar10"].rows}
     each = sum(20 * 2 * (size + 2 / 3) for size in range(1, 10))
-    assert costs.attack_passes(rows["linf"]) == pytest.approx(each * 10_000 + 11 * 2000 * 20 * 2)
+    assert costs.attack_passes(rows["linf"]) == pytest.approx(each * 10_000 + 11 * 1000 * 20 * 2)

@@ -12,8 +12,10 @@ import pytest
 from paper import results
 from paper.claims import CLAIMS, judge
 from paper.items import ITEMS
-from paper.items.figures import IAT_GAIN
+from paper.items.figures import ARC_ALPHA_ONE, IAT_GAIN
+from paper.judging import Judged
 from paper.pages import costs_table, fill, gathered, headline, page, render
+from paper.recipe import Item
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import grids
 from recarc import Tight
@@ -56,6 +58,33 @@ def test_a_row_on_more_images_is_not_replaced(tmp_path: Path) -> None:
         results.check_replaceable(tmp_path, "table3", {"linf": 100}, tight=False)
 
 
+def test_single_columns_are_put_into_a_row_with_their_own_provenance(tmp_path: Path) -> None:
+    old = replace(row("l2", axis="alpha", **{"ARC_0.5": 30, "AC&W_0.5": 47, "AC&W_1": 60}), stale={"AC&W": "why"})
+    results.write(tmp_path, ItemResult("figure7", "t", (old, row("other", ARC=1.0))))
+    new = replace(row("l2", axis="alpha", **{"AC&W_0.5": 40, "AC&W_1": 60}), command="later", commit="abc", date="then")
+    found = results.add_columns(tmp_path, "figure7", new)
+    assert found == results.read(tmp_path, "figure7") and [r.row for r in found.rows] == ["l2", "other"]
+    merged = found.rows[0]
+    assert merged.curve("AC&W") == [(0.5, 40), (1, 60)] and merged.curve("ARC") == [(0.5, 30)]
+    assert (merged.command, merged.date, merged.stale) == (old.command, old.date, {})
+    assert merged.note == "AC&W: measured later by `later` at abc, then, 0 s on h"
+    for wrong, line in (
+        (replace(new, images=50), "measured on 100 images, this run has 50: use --limit 100"),
+        (replace(new, row="linf"), "holds no row linf"),
+        (replace(new, ensemble="another"), "with ensemble '', this run has 'another'"),
+        (replace(new, alpha=(0.8, 0.2)), "with alpha None, this run has"),
+    ):
+        with pytest.raises(InputError, match=line):
+            results.add_columns(tmp_path, "figure7", wrong)
+    text = page("results", gathered_from(tmp_path, old), tmp_path, tmp_path)
+    assert "Out of date: AC&W of l2. why" in text
+
+
+def gathered_from(folder: Path, *rows: RowResult) -> dict[str, list[ItemResult]]:
+    """Only Figure 7 was measured."""
+    return {name: [ItemResult(name, "t", rows)] if name == "figure7" else [] for name in ITEMS}
+
+
 def test_a_row_that_another_process_measured_better_meanwhile_stays(tmp_path: Path) -> None:
     results.add_row(tmp_path, "table3", "t", row("linf", images=10000, APGD=56), ["linf"])
     with pytest.raises(InputError, match="measured on 10000 images; this run has only 100"):
@@ -81,52 +110,102 @@ def one(item: str, *rows: RowResult) -> dict[str, ItemResult]:
     return {item: ItemResult(item, "", rows)}
 
 
+NAMES = (
+    *("beats AT", "alpha", "overestimate", "below AT", "alpha 1", "restarts"),
+    *("planes", "IAT", "diversity", "floor", "ARC wins"),
+)
+
+
+def judged(name: str, measured: dict[str, ItemResult], items: dict[str, Item] | None = None) -> Judged:
+    """What is said of one claim; by default nothing counts as missing."""
+    return judge(measured, items or {})[NAMES.index(name)]
+
+
+REFUTED = "refuted for 1 of 1 row"
 CASES = [
-    (0, one("table1", row("a", APGD=56, ARC=37)), "confirmed"),
-    (0, one("table1", row("a", APGD=40, ARC=37)), "refuted"),
-    (1, one("table2", row("a", AT=42, ARC=37)), "confirmed"),
-    (1, one("table2", row("a", AT=30, ARC=37)), "refuted"),
-    (2, one("figure3", row("alpha", axis="alpha", **{"ARC_0.5": 20, "ARC_1": 40})), "confirmed"),
-    (2, one("figure3", row("alpha", axis="alpha", **{"ARC_0.5": 50, "ARC_1": 40})), "refuted"),
-    (2, one("figure3", row("alpha", axis="alpha", **{"ARC_0.5": 20, "ARC_0.9": 40})), "not measured yet"),
-    (3, one("table3", row("linf", RR=57, APGD=56)), "confirmed"),
-    (3, one("table3", row("linf", RR=50, APGD=56)), "refuted"),
-    (4, one("table5-cifar10", row("linf", axis="G", ARC_1=38, ARC_4=37.1, ARC_9=37)), "confirmed"),
-    (4, one("table5-cifar10", row("linf", axis="G", ARC_4=39, ARC_9=37)), "refuted"),
-    (5, one("figure10", row("M", axis="M", ARC_1=60, ARC_8=62)), "confirmed"),
-    (5, one("figure10", row("M", axis="M", ARC_1=60, ARC_8=64)), "refuted"),
-    (6, one("figure4", row("eps", ARC_8=15, tight_8=0.1)), "confirmed"),
-    (6, one("figure4", row("eps", ARC_8=0.2, tight_8=0.1)), "refuted"),
-    (7, one("table1", row("a", tight=35.2, floor=35)), "confirmed"),
-    (7, one("table1", row("a", tight=37, floor=35)), "refuted"),
-    (8, one("figure9", row("adp", APGD_2=16, ARC_2=10, APGD_8=5, ARC_8=0)), "confirmed"),
-    (8, one("figure9", row("adp", APGD_2=16, ARC_2=19, APGD_8=5, ARC_8=0)), "refuted"),
+    ("beats AT", one("table1", row("a", APGD=56, AT=42)), "confirmed"),
+    ("beats AT", one("table1", row("a", APGD=40, AT=42)), REFUTED),
+    ("alpha", one("table1", replace(row("a", APGD=56), alpha=(0.8, 0.2))), "confirmed"),
+    ("alpha", one("table1", replace(row("a", APGD=56), alpha=(0.5, 0.5))), REFUTED),
+    ("alpha", one("table1", replace(row("a", APGD=56), alpha=(1.0, 0.0))), "undecided for 1 of 1 row"),
+    ("overestimate", one("table1", row("a", APGD=56, ARC=37)), "confirmed"),
+    ("overestimate", one("table1", row("a", APGD=40, ARC=37)), REFUTED),
+    ("below AT", one("table2", row("a", AT=42, ARC=37, **{"AT: ARC": 40})), "confirmed"),
+    ("below AT", one("table2", row("a", AT=42, ARC=37, **{"AT: ARC": 36})), REFUTED),
+    ("below AT", one("table2", row("a", AT=42, ARC=37)), "undecided for 1 of 1 row"),
+    ("alpha 1", one("figure3", row("alpha", axis="alpha", **{"ARC_0.5": 20, "ARC_1": 40})), "confirmed"),
+    ("alpha 1", one("figure3", row("alpha", axis="alpha", **{"ARC_0.5": 50, "ARC_1": 40})), REFUTED),
+    ("alpha 1", one("figure3", row("alpha", axis="alpha", **{"ARC_0.5": 20, "ARC_0.9": 40})), "not measured yet"),
+    ("restarts", one("table3", row("linf", RR=57, APGD=56)), "confirmed"),
+    ("restarts", one("table3", row("linf", RR=50, APGD=56)), REFUTED),
+    ("planes", one("table5-cifar10", row("linf", axis="G", ARC_1=38, ARC_4=37.1, ARC_9=37)), "confirmed"),
+    ("planes", one("table5-cifar10", row("linf", axis="G", ARC_4=39, ARC_9=37)), REFUTED),
+    ("IAT", one("figure10", row("M", axis="M", ARC_1=60, ARC_8=62)), "confirmed"),
+    ("IAT", one("figure10", row("M", axis="M", ARC_1=60, ARC_8=64)), REFUTED),
+    ("diversity", one("figure4", row("eps", ARC_8=15, tight_8=0.1)), "confirmed"),
+    ("diversity", one("figure4", row("eps", ARC_8=0.2, tight_8=0.1)), REFUTED),
+    ("floor", one("table1", row("a", tight=35.2, floor=35)), "confirmed"),
+    ("floor", one("table1", row("a", tight=37, floor=35)), REFUTED),
+    ("ARC wins", one("figure9", row("adp", APGD_2=16, ARC_2=10, APGD_8=5, ARC_8=0)), "confirmed"),
+    ("ARC wins", one("figure9", row("adp", APGD_2=16, ARC_2=19, APGD_8=5, ARC_8=0)), REFUTED),
 ]
 
 
-@pytest.mark.parametrize(("number", "measured", "verdict"), CASES)
-def test_claims_follow_the_figures(number: int, measured: dict[str, ItemResult], verdict: str) -> None:
-    judged = judge(measured)[number]
-    assert judged.verdict == verdict
-    assert judged.verdict == "not measured yet" or (judged.summary and "n = 100" in judged.evidence[0])
+@pytest.mark.parametrize(("name", "measured", "verdict"), CASES)
+def test_claims_follow_the_figures(name: str, measured: dict[str, ItemResult], verdict: str) -> None:
+    found = judged(name, measured)
+    assert found.verdict == verdict
+    assert found.verdict == "not measured yet" or "n = 100" in found.evidence[0]
     assert all(j.verdict == "not measured yet" for j in judge({}))
-    assert len(judge({})) == len(CLAIMS)
+    assert len(judge({})) == len(CLAIMS) == len(NAMES)
 
 
 def test_a_claim_names_the_training_and_counts_an_ensemble_once() -> None:
     same = replace(row("a", APGD=56, ARC=37), ensemble="zoo:a", recipe="fast, 10 epochs")
-    judged = judge({**one("table1", same), **one("table2", replace(same, row="b"))})[0]
-    assert "over 1 ensemble." in judged.summary
-    assert judged.evidence == ("a: 56.00 under APGD, 37.00 under ARC (n = 100, fast, 10 epochs)",)
+    found = judged("overestimate", {**one("table1", same), **one("table2", replace(same, row="b"))})
+    assert "over 1 ensemble." in found.summary
+    assert found.evidence == ("a: 56.00 under APGD, 37.00 under ARC (n = 100, fast, 10 epochs)",)
 
 
-def test_an_ensemble_of_which_one_member_is_drawn_alone_judges_nothing() -> None:
-    single = replace(row("b", APGD=41, ARC=38, AT=41), alpha=(1.0, 0.0))
-    judged = judge(one("table1", replace(row("a", APGD=56, ARC=37, AT=42), alpha=(0.9, 0.1)), single))
-    assert [j.verdict for j in judged[:2]] == ["confirmed"] * 2
-    left_out = "not counted, because the search for alpha chose one member alone: b: 41.00 under APGD, 38.00 under ARC"
-    assert f"{left_out} (n = 100)" in judged[0].evidence
-    assert [j.verdict for j in judge(one("table1", single))[:2]] == ["not measured yet"] * 2
+def test_no_row_is_dropped_silently() -> None:
+    """Without figures, without some column, or without a mixture: each counts as undecided and is named."""
+    rows = {r.name: r for r in ITEMS["table1"].rows}
+    good, single = (replace(row(name, APGD=56, ARC=37, AT=42), alpha=(0.9, 0.1)) for name in list(rows)[:2])
+    single = replace(single, alpha=(1.0, 0.0))
+    found = judged("overestimate", one("table1", good, single), {"table1": ITEMS["table1"]})
+    assert found.verdict == "undecided for 9 of 10 rows, confirmed for the others"
+    assert found.evidence[1].startswith("open: ") and found.evidence[1].endswith("chose one member alone")
+    assert found.evidence[2] == "not measured: " + ", ".join(f"table1 {name}" for name in list(rows)[2:])
+    part = one("table1", row(next(iter(rows)), APGD=56))
+    assert judged("overestimate", part, ITEMS).evidence == judged("overestimate", {}, ITEMS).evidence
+    both = judged("overestimate", {}, {"table1": ITEMS["table1"], "table2": ITEMS["table2"]}).evidence[0]
+    assert both.count("table1 ") == 10 and both.count("table2 ") == 6, "two tables ask the same of ResNet-20"
+    assert judged("floor", one("table1", replace(row("a", tight=35.2, floor=35), alpha=(1.0, 0.0)))).evidence
+
+
+def test_below_at_compares_the_same_attack() -> None:
+    """41 under PGD is above the ensemble's 38 under ARC, but under ARC the AT model keeps only 37."""
+    weak = replace(row("a", APGD=56, ARC=38, AT=41), ensemble="zoo:a", norm="linf", alpha=(0.9, 0.1))
+    alone = replace(row("cifar10-linf-f1", ARC=37), ensemble="zoo:a", norm="linf")
+    assert judged("below AT", {**one("table1", weak), **one("table4", alone)}).verdict == REFUTED
+    fewer = replace(alone, images=50)
+    assert judged("below AT", {**one("table1", weak), **one("table4", fewer)}).verdict == "undecided for 1 of 1 row"
+
+
+def test_many_comparisons_are_corrected_for() -> None:
+    """One row 2.2 standard errors below the limit refutes a claim about one row, not one about twenty."""
+
+    def measured(name: str, gap: float) -> RowResult:
+        plain = row(name, APGD=40 + gap, ARC=40)
+        diff = Figure("Diff", -gap, (-gap - 1.96, -gap + 1.96), unit="points")
+        return replace(plain, figures=(*plain.figures, diff))
+
+    low, high = measured("low", 8 - 2.2), [measured(f"{i}", 8 + 9 + i) for i in range(19)]
+    assert judged("overestimate", one("table1", low)).verdict == REFUTED
+    twenty = judged("overestimate", one("table1", low, *high))
+    assert twenty.verdict == "refuted for 1 of 20 rows", "the others are far from the limit and leave it the last test"
+    unsure = [measured(f"{i}", 8 + i / 100) for i in range(19)]
+    assert judged("overestimate", one("table1", low, *unsure)).verdict == "undecided for 20 of 20 rows"
 
 
 def test_intervals_can_leave_a_claim_open() -> None:
@@ -135,37 +214,39 @@ def test_intervals_can_leave_a_claim_open() -> None:
         plain = row("a", APGD=40 + diff, ARC=40)
         return one("table1", replace(plain, figures=(*plain.figures, gap)))
 
-    found = [judge(measured(*case))[0].verdict for case in ((12, 2), (9, 2), (7, 2), (4, 2))]
-    assert found == [
-        "confirmed",
-        "undecided: the intervals overlap the limit",
-        "undecided: the intervals overlap the limit",
-        "refuted",
-    ]
+    found = [judged("overestimate", measured(*case)).verdict for case in ((12, 2), (9, 2), (7, 2), (4, 2))]
+    assert found == ["confirmed", "undecided for 1 of 1 row", "undecided for 1 of 1 row", REFUTED]
     ends = [Figure("ARC", value, (value - 3, value + 3), x=x) for x, value in ((1, 51.4), (8, 54.2))]
     sweep = RowResult("M", tuple(ends), 100, axis="M")
-    assert judge(one("figure10", sweep))[5].verdict == "undecided: the intervals overlap the limit"
+    assert judged("IAT", one("figure10", sweep)).verdict == "undecided for 1 of 1 row"
     paired = Figure(IAT_GAIN, 2.8, (2.7, 2.9), unit="points")
-    assert judge(one("figure10", replace(sweep, figures=(*ends, paired))))[5].verdict == "confirmed"
+    assert judged("IAT", one("figure10", replace(sweep, figures=(*ends, paired)))).verdict == "confirmed"
+    curve = [Figure("ARC", value, (value - 3, value + 3), x=x) for x, value in ((0.5, 20), (0.9, 39), (1, 41))]
+    sweep = replace(row("alpha", axis="alpha"), figures=tuple(curve))
+    assert judged("alpha 1", one("figure3", sweep)).verdict == "undecided for 1 of 1 row"
+    assert "not decided at alpha 0.9" in judged("alpha 1", one("figure3", sweep)).evidence[0]
+    paired = Figure(ARC_ALPHA_ONE, 2, (1.5, 2.5), unit="points")
+    assert judged("alpha 1", one("figure3", replace(sweep, figures=(*curve, paired)))).verdict == "confirmed"
 
 
 def test_fewer_planes_than_there_are_do_not_judge_the_full_search() -> None:
     few = replace(row("linf", axis="G", ARC_4=1.5, ARC_50=1.0), data="imagenet")
-    assert judge(one("table5-imagenet-sample", few))[4].verdict == "not measured yet"
+    assert judged("planes", one("table5-imagenet-sample", few)).verdict == "undecided for 1 of 1 row"
     both = {**one("table5-imagenet-sample", few), **one("table5-cifar10", row("l2", axis="G", ARC_4=37, ARC_9=37))}
-    assert judge(both)[4].verdict == "confirmed" and "far from all" in judge(both)[4].evidence[1]
+    assert judged("planes", both).verdict == "undecided for 1 of 2 rows, confirmed for the others"
+    assert "far from all" in judged("planes", both).evidence[1]
 
 
 def test_the_floor_is_judged_by_the_usual_effort() -> None:
     quick = replace(row("l2", tight=4, floor=3), attacks={"tight": "Tight(preset='quick')"})
-    assert judge(one("imagenet-sample", quick))[7].verdict == "not measured yet"
+    assert judged("floor", one("imagenet-sample", quick)).verdict == "not measured yet"
     sweep = replace(row("eps", axis="255 eps", tight_2=6, floor_2=4, tight_8=1, floor_8=1), ensemble="adp")
-    assert judge(one("figure9", sweep))[7].verdict == "refuted"
+    assert judged("floor", one("figure9", sweep)).verdict == REFUTED
     sweep = replace(sweep, attacks=quick.attacks)
     usual = one("table1", row("a", tight=35.2, floor=35))
-    judged = judge({**one("imagenet-sample", quick), **usual, **one("figure9", sweep)})[7]
-    assert judged.verdict == "confirmed"
-    assert judged.evidence[1:] == (
+    found = judged("floor", {**one("imagenet-sample", quick), **usual, **one("figure9", sweep)})
+    assert found.verdict == "confirmed"
+    assert found.evidence[1:] == (
         "with the quick preset, cifar10 l2: 4.00, floor 3.00 (n = 100)",
         "with the quick preset, adp at eps 2/255: 6.00, floor 4.00 (n = 100)",
     )
@@ -177,16 +258,17 @@ def test_every_radius_and_row_is_asked_whether_arc_wins() -> None:
         return replace(row(f"{arc}"), figures=pair, ensemble=f"{arc}")
 
     vague, clear, well = figures(12, 2), figures(11.5, 0.1), replace(figures(5, 0.1), ensemble="11.5")
-    assert judge(one("figure9", vague))[8].verdict == "undecided: the intervals overlap the limit"
-    assert judge(one("figure9", vague, clear))[8].verdict == "refuted"
-    judged = judge({**one("figure9", well), **one("figure4", clear)})[8]
-    assert judged.verdict == "refuted" and "ARC 11.50 and APGD 10.00" in judged.evidence[0]
+    assert judged("ARC wins", one("figure9", vague)).verdict == "undecided for 1 of 1 row"
+    found = judged("ARC wins", one("figure9", vague, clear))
+    assert found.verdict == "refuted for 1 of 2 rows, undecided for 1 of 2 rows"
+    found = judged("ARC wins", {**one("figure9", well), **one("figure4", clear)})
+    assert found.verdict == REFUTED and "ARC 11.50 and APGD 10.00" in found.evidence[0]
 
 
 def test_of_several_rows_on_an_ensemble_the_best_measured_speaks() -> None:
     quick = replace(row("eps", images=100, ARC_8=15, tight_8=1), attacks={"tight": "Tight(preset='quick')"})
     full = row("dverge-linf", images=1000, ARC=14, tight=0)
-    assert "n = 1000" in judge(one("figure4", quick, full))[6].evidence[0]
+    assert "n = 1000" in judged("diversity", one("figure4", quick, full)).evidence[0]
 
 
 def test_a_row_counts_for_every_item_that_asks_the_same(tmp_path: Path) -> None:

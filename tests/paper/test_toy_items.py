@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from paper import measure, results
 from paper.bench.common import Replay, robust_accuracy
 from paper.items import ITEMS, quoted
-from paper.measure import ItemRun, paired_interval
+from paper.measure import ItemRun
 from paper.pages import costs_table, gathered, page
 from paper.plots import draw
 from paper.recipe import Difference, Item, Row
@@ -23,13 +24,16 @@ from paper.setup import Setup
 from paper.tables import grids, is_matrix, matrix_of
 from recarc import ARC, Ball, evaluate
 from recarc.errors import AttackViolation
-from recarc.evaluation.intervals import wilson
+from recarc.evaluation.intervals import paired_interval, wilson
+from recarc.sampling import Choice
+from recarc.training.batches import split
 
 
 def check_row(row: Row, found: RowResult) -> None:
     wanted = {reading.column for m in row.measurements for reading in m.readings if reading.what != "cross"}
     columns = {figure.column for figure in found.figures}
-    assert wanted | {d.column for d in row.differences if found.figure(d.plus, d.plus_x)} <= columns
+    places = {d.column: ((d.plus, d.plus_x), (d.minus, d.minus_x)) for d in row.differences}
+    assert wanted | {c for c, both in places.items() if all(found.figure(*place) for place in both)} <= columns
     assert found.images == 8 and found.command and found.date and found.hardware and found.ensemble
     assert found.data == row.data
     if all(m.alpha is not None for m in row.measurements):
@@ -91,6 +95,17 @@ def test_a_difference_between_two_places_of_a_sweep(toy_setup: Setup, tmp_path: 
     assert all("gain" not in grid.header for grid in grids(ItemResult("figure10", "", (found,))))
 
 
+def test_a_single_column_is_measured_into_its_row(toy_setup: Setup, tmp_path: Path) -> None:
+    item, shop = ITEMS["figure7"], replace(toy_setup, report=None)
+    whole = measure.measure(item, shop, tmp_path, ["l2"], progress=False).rows[0]
+    spoilt = tuple(replace(f, measured=-1.0) if f.column in ("AC&W", "ARC") else f for f in whole.figures)
+    results.write(tmp_path, ItemResult("figure7", "t", (replace(whole, figures=spoilt, stale={"AC&W": "why"}),)))
+    (found,) = measure.measure(item, shop, tmp_path, ["l2"], progress=False, columns=["AC&W"]).rows
+    assert found.curve("AC&W") == whole.curve("AC&W") and not found.stale
+    assert all(value == -1 for _, value in found.curve("ARC")), "nothing else is touched"
+    assert "--only l2 --column 'AC&W' --recipe fast" in found.note and found.command == whole.command
+
+
 def test_a_difference_that_never_varied_has_an_interval_all_the_same() -> None:
     low, high = paired_interval(np.zeros(100))
     assert (low, high) == pytest.approx((-wilson(0, 100)[1], wilson(0, 100)[1])) and 0.03 < high < 0.04
@@ -114,9 +129,33 @@ def test_a_search_for_alpha_is_kept_for_its_own_grid(toy_setup: Setup, tmp_path:
     monkeypatch.setattr(measure.sampling, "grid_search", counted)
     for grid in (4, 4, 5):
         shop = replace(toy_setup, out=tmp_path, scale=replace(TOY, grid=grid))
-        images = shop.images(row.data)
-        ItemRun(item, [row], shop, tmp_path, progress=False).alpha_of(row, toy_setup.ensemble(row.ensemble), images)
+        ItemRun(item, [row], shop, tmp_path, progress=False).alpha_of(row, toy_setup.ensemble(row.ensemble))
     assert searched == [4, 5]
+
+
+def test_alpha_is_never_chosen_on_the_images_that_are_scored(
+    toy_setup: Setup, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """On what its own training held out; without a record, on training images, and it says so."""
+    searched: list[torch.Tensor] = []
+
+    def search(ensemble: Any, samples: Any, *_: Any, **__: Any) -> Choice:
+        searched.append(samples.x)
+        return Choice("grid", [0.9, 0.1], 0.5, [])
+
+    monkeypatch.setattr(measure.sampling, "grid_search", search)
+    shop, row = replace(toy_setup, out=tmp_path), TOY.row(ITEMS["table1"].rows[0])
+    work, loaded = ItemRun(ITEMS["table1"], [row], shop, tmp_path, progress=False), toy_setup.ensemble(row.ensemble)
+    train, (test, _) = shop.images("cifar10", "train"), shop.images("cifar10").tensors()
+    _, chosen_by = work.alpha_of(row, loaded)
+    assert chosen_by == "grid of 3 points with AdaptivePGD on 4 training images that training held out"
+    seen, held = split(train, 4, loaded.made_by["seed"], torch.device("cpu"))
+    assert held is not None and torch.equal(searched[0], held.images(torch.arange(4))[0])
+    assert not (searched[0][:, None] == seen.images(torch.arange(len(seen)))[0][None]).flatten(2).all(2).any()
+    _, chosen_by = work.alpha_of(row, replace(loaded, made_by={}))
+    assert "8 training images, which the members may have been trained on" in chosen_by
+    for x in searched:
+        assert not (x[:, None] == test[None]).flatten(2).all(2).any()
 
 
 def test_the_picture_of_figure_2_shows_what_the_paper_says(toy_setup: Setup, tmp_path: Path) -> None:

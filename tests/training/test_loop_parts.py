@@ -14,11 +14,12 @@ from small_training import small
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
+from recarc.data.held_out import held_out
 from recarc.data.loading import load
 from recarc.fast.fuse import FusedBlock, plain_convolve
 from recarc.models.registry import build
-from recarc.models.store import load_ensemble
-from recarc.training import SpeedOptions, recipe_for
+from recarc.models.store import load_ensemble, read_manifest
+from recarc.training import SpeedOptions, recipe_for, train
 from recarc.training.batches import Augmentation, epoch_order, split
 from recarc.training.method import StepContext
 from recarc.training.methods import method_named
@@ -131,6 +132,18 @@ def test_the_validation_split_is_cut_from_the_training_set() -> None:
     assert torch.equal(x, expected) and torch.equal(y, labels)
     assert torch.equal(epoch_order(9, 1, 2), epoch_order(9, 1, 2))
     assert not torch.equal(epoch_order(99, 1, 2), epoch_order(99, 1, 3))
+
+
+def test_an_ensemble_says_what_its_training_and_that_of_its_first_members_held_out(tmp_path: Path) -> None:
+    tiny: dict[str, Any] = {"arch_options": {"width": 2}, "changes": {"epochs": 0.1, "validation": 300}, "say": None}
+    first, second = tmp_path / "first", tmp_path / "second"
+    train("natural", "digits", "cnn", out=first, **tiny)
+    train("natural", "digits", "cnn", out=second, start=first, members=2, seed=1, **tiny)
+    data, made_by = load("digits", "train"), read_manifest(second).made_by
+    assert made_by["start_split"] == [{"fingerprint": data.fingerprint, "validation_images": 300, "seed": 0}]
+    held = [split(data, 300, seed, CPU)[1] for seed in (0, 1)]
+    common = np.intersect1d(*(part._rows for part in held if part is not None))
+    assert len(common) > 30 and held_out(data, made_by).images.fingerprint == data.subset(common).fingerprint
 
 
 @pytest.mark.parametrize("arch", ["resnet20", "preact_resnet18"])

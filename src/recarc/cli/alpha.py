@@ -1,21 +1,28 @@
-"""`recarc alpha`: the best sampling probabilities of an ensemble."""
+"""`recarc alpha`: the best sampling probabilities of an ensemble, chosen on some samples and scored on others."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from recarc.cli import options
 from recarc.cli.options import number
 from recarc.cli.output import joined, percent, print_json, print_note, print_table
-from recarc.errors import unknown
+from recarc.errors import InputError, unknown
 
 if TYPE_CHECKING:
-    from recarc.sampling import AttackedSamples, Choice, TwoMembers
+    import torch
+
+    from recarc.evaluation.result import Estimate
+    from recarc.geometry import Ball
+    from recarc.sampling import AttackedSamples, Choice, Gain, TwoMembers
 
 METHODS = ("grid", "osp", "lp")
+CHOOSE_ON = ("half", "train")
 
 
 def alpha(
@@ -36,8 +43,20 @@ def alpha(
     preset: Annotated[str, typer.Option(help="Effort of the tight attack that judges every choice.")] = "quick",
     box: options.BoxOption = "0,1",
     split: Annotated[
-        str, typer.Option(help="Split of the data set; choosing on the test set would overfit to it.")
-    ] = "train",
+        str | None,
+        typer.Option(
+            help="Split of the data set: train by default, of which the images that training held out are used if they "
+            "are known; with --choose-on train, test.",
+            show_default=False,
+        ),
+    ] = None,
+    choose_on: Annotated[
+        str,
+        typer.Option(
+            help="half: choose on one half of the samples and score on the other. "
+            "train: choose on training images, score on another SPLIT."
+        ),
+    ] = "half",
     data_dir: options.DataDirOption = None,
     limit: Annotated[int, typer.Option(help="Use only the first LIMIT samples.")] = 500,
     device: options.DeviceOption = "auto",
@@ -45,23 +64,30 @@ def alpha(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
     json_: options.JsonOption = False,
 ) -> None:
-    """Choose alpha by up to three methods and report the accuracy of each choice under the worst of all attacks.
+    """Choose alpha by up to three methods, and score each choice on other samples under the worst of all attacks.
 
     grid: the paper's search with AdaptivePGD. osp: projected subgradient descent with Climb in the loop. lp: a
-    cutting-plane program over all patterns of fooled members found so far. For two members it also says whether
-    randomizing helps at all.
+    cutting-plane program over all patterns of fooled members found so far. It also says what any alpha could gain over
+    the best member alone and, for two members, whether randomizing helps at all. Intervals are 95 %.
 
-    Example: `recarc alpha my-ensemble --data cifar10 --split train --eps 8/255 --limit 1000`
+    Example: `recarc alpha my-ensemble --data cifar10 --eps 8/255 --limit 1000`
+
+    Example: `recarc alpha my-ensemble --data cifar10 --eps 8/255 --choose-on train`
     """
     chosen = list(METHODS) if methods is None else [name.strip() for name in methods.split(",")]
     for name in chosen:
         if name not in METHODS:
             raise unknown("method", name, METHODS)
+    if choose_on not in CHOOSE_ON:
+        raise unknown("--choose-on", choose_on, CHOOSE_ON)
+    if choose_on == split:
+        raise InputError(f"--choose-on {choose_on} scores on another split: leave out --split, or use --split test")
+    split = split or ("test" if choose_on == "train" else "train")
     radius, valid = number("--eps", eps), options.box(box)
 
     import recarc
     from recarc import sampling
-    from recarc.data import load
+    from recarc.models.store import read_manifest
     from recarc.runtime import use_device
 
     ball, judge = recarc.Ball(norm, radius, valid), recarc.Tight(preset)
@@ -71,9 +97,8 @@ def alpha(
         print_note(f"grid is left out: {points} points per side for {len(rec)} members would take {size:,} attacks")
     if "grid" in chosen:
         sampling.check_grid(len(rec), points)
-    x, y = load(data, split, data_dir=data_dir, limit=limit).tensors()
-    home = rec.device_of_members() or x.device
-    samples = sampling.AttackedSamples(x.to(home), y.to(home), ball)
+    sets = _Sets(data, data_dir, limit, read_manifest(ensemble).made_by, rec.device_of_members(), ball)
+    samples, scored, chosen_on, scored_on = sets.to_choose_and_score(choose_on, split)
     watch = None if quiet else _print_progress
     search = {
         "grid": lambda: sampling.grid_search(rec, samples, points=points, watch=watch),
@@ -81,42 +106,151 @@ def alpha(
         "lp": lambda: sampling.cutting_planes(rec, samples, rounds=rounds, watch=watch),
     }
     choices = [search[name]() for name in chosen]
-    for choice in choices:
-        samples.patterns(rec.with_alpha(choice.alpha), judge)
+    for weights in _distinct(choices):
+        samples.witnessed(rec.with_alpha(weights), judge)
     two = sampling.two_members(rec, samples, judge) if len(rec) == 2 else None
-    rows = [(choice, samples.accuracy(choice.alpha)) for choice in choices]  # under the worst of all attacks so far
-    _print_choices(rows, best_choice(choices, samples, two), two, json_)
+    best = best_choice(choices, samples, two)
+    member = max(range(len(rec)), key=lambda i: samples.accuracy(_only(i, len(rec))))
+    for weights in _distinct([*choices, best]):
+        scored.witnessed(rec.with_alpha(weights), judge)
+    sampling.cutting_planes(rec, scored, rounds=rounds)  # more patterns, which the bound on any alpha rests on
+    two = sampling.two_members(rec, scored, judge) if len(rec) == 2 else None
+    report = _Report(choices, best, scored, sampling.gain_over(member, best.alpha, scored), two, chosen_on, scored_on)
+    if json_:
+        print_json(report.to_json())
+    else:
+        report.print()
 
 
-def best_choice(choices: list[Choice], samples: AttackedSamples, two: TwoMembers | None) -> tuple[Choice, float]:
+@dataclass(frozen=True)
+class _Sets:
+    """The samples to choose on and those to score on, never the same."""
+
+    data: str
+    data_dir: Path | None
+    limit: int
+    made_by: Mapping[str, Any]
+    device: torch.device | None
+    ball: Ball
+
+    def to_choose_and_score(self, choose_on: str, split: str) -> tuple[AttackedSamples, AttackedSamples, str, str]:
+        """Both sets, and what each is, in words."""
+        scored, scored_on = self._samples(split)
+        if choose_on == "train":
+            chosen, chosen_on = self._samples("train")
+            return chosen, scored, f"{len(chosen.x)} {chosen_on}", f"{len(scored.x)} {scored_on}"
+        one, other = scored.halves()
+        return one, other, f"{len(one.x)} {scored_on}", f"{len(other.x)} others"
+
+    def _samples(self, split: str) -> tuple[AttackedSamples, str]:
+        from recarc.data.held_out import held_out
+        from recarc.data.loading import load
+        from recarc.sampling import AttackedSamples
+
+        images, words = load(self.data, split, data_dir=self.data_dir), f"{split} images"
+        if images.split == "train":
+            found = held_out(images, self.made_by)
+            images, words = found.images, found.words
+        x, y = images.limit(self.limit).tensors()
+        home = self.device or x.device
+        return AttackedSamples(x.to(home), y.to(home), self.ball), words
+
+
+def best_choice(choices: list[Choice], samples: AttackedSamples, two: TwoMembers | None) -> Choice:
     """The choice of highest accuracy; where randomizing does not help, the better member alone if that is as good."""
     from recarc.sampling import Choice
 
     best = max(choices, key=lambda choice: samples.accuracy(choice.alpha))
     if two is not None and not two.helps:
-        alone = [1.0, 0.0] if two.e_1 <= two.e_2 else [0.0, 1.0]
+        alone = _only(0 if two.e_1 <= two.e_2 else 1, 2)
         if samples.accuracy(alone) >= samples.accuracy(best.alpha):
             best = Choice("the analysis of two members", alone, samples.accuracy(alone), [])
-    return best, samples.accuracy(best.alpha)
+    return best
+
+
+def _only(member: int, members: int) -> list[float]:
+    """The alpha that draws one member alone."""
+    return [float(i == member) for i in range(members)]
+
+
+def _distinct(choices: list[Choice]) -> list[list[float]]:
+    return [list(alpha) for alpha in dict.fromkeys(tuple(choice.alpha) for choice in choices)]
 
 
 def _print_progress(method: str, alpha: list[float], accuracy: float) -> None:
     print_note(f"{method}: alpha ({joined(alpha)}) keeps {percent(accuracy)} %")
 
 
-def _print_choices(
-    rows: list[tuple[Choice, float]], chosen: tuple[Choice, float], two: TwoMembers | None, as_json: bool
-) -> None:
-    best, accuracy = chosen
-    if as_json:
-        choices = {c.method: {"alpha": c.alpha, "believed": c.believed, "robust_accuracy": v} for c, v in rows}
-        analysis = two and {**asdict(two), "helps": two.helps, "says": two.sentence}
-        print_json({"alpha": best.alpha, "robust_accuracy": accuracy, "choices": choices, "two_members": analysis})
-        return
-    cells = [[c.method, joined(c.alpha), percent(c.believed), percent(value)] for c, value in rows]
-    print_table(["method", "alpha", "own estimate %", "worst of all attacks %"], cells)
-    print(
-        f"Best: alpha = ({joined(best.alpha, 4)}) by {best.method}, {percent(accuracy)} % under the worst attack seen."
-    )
-    if two is not None:
-        print(two.sentence)
+@dataclass(frozen=True)
+class _Report:
+    """What the command has to say, for people or as JSON."""
+
+    choices: list[Choice]
+    best: Choice
+    scored: AttackedSamples
+    gain: Gain
+    two: TwoMembers | None
+    chosen_on: str
+    scored_on: str
+
+    def to_json(self) -> dict[str, Any]:
+        best, gain, two = self._accuracy(self.best), self.gain, self.two
+        choices = {c.method: (c, self._accuracy(c)) for c in self.choices}
+        return {
+            "alpha": self.best.alpha,
+            "robust_accuracy": best.value,
+            "robust_interval": [best.low, best.high],
+            "chosen_on": self.chosen_on,
+            "scored_on": self.scored_on,
+            "choices": {
+                name: {
+                    "alpha": c.alpha,
+                    "believed": c.believed,
+                    "robust_accuracy": e.value,
+                    "robust_interval": [e.low, e.high],
+                }
+                for name, (c, e) in choices.items()
+            },
+            "gain": {
+                "member": gain.member,
+                "member_accuracy": gain.alone.value,
+                "member_interval": [gain.alone.low, gain.alone.high],
+                "gain": gain.gain.value,
+                "gain_interval": [gain.gain.low, gain.gain.high],
+                "at_most": gain.most.value,
+                "at_most_interval": [gain.most.low, gain.most.high],
+                "says": gain.sentence,
+            },
+            "two_members": two
+            and {
+                **asdict(two),
+                **{f"{name}_interval": list(ends) for name, ends in two.intervals().items()},
+                "p_r_ends": [0.0, two.p_r],
+                "helps": two.helps,
+                "identity": two.identity(self.best.alpha[0]),
+                "says": two.sentence,
+            },
+        }
+
+    def print(self) -> None:
+        cells = []
+        for choice in self.choices:
+            e = self._accuracy(choice)
+            interval = f"{percent(e.low)} to {percent(e.high)}"
+            cells.append([choice.method, joined(choice.alpha), percent(choice.believed), percent(e.value), interval])
+        print_table(["method", "alpha", "own estimate %", "worst of all attacks %", "95 % interval"], cells)
+        print(f"Chosen on {self.chosen_on}; scored on {self.scored_on}.")
+        best = self._accuracy(self.best)
+        print(
+            f"Best: alpha = ({joined(self.best.alpha, 4)}) by {self.best.method}, {percent(best.value)} % "
+            f"[{percent(best.low)}, {percent(best.high)}] under the worst attack seen."
+        )
+        print(self.gain.sentence)
+        if self.two is not None:
+            print(self.two.identity(self.best.alpha[0]))
+            print(self.two.sentence)
+
+    def _accuracy(self, choice: Choice) -> Estimate:
+        from recarc.evaluation.result import estimate
+
+        return estimate(self.scored.scores(choice.alpha))

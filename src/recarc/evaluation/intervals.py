@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -42,6 +42,32 @@ def mean_interval(values: np.ndarray, level: float = LEVEL) -> tuple[float, floa
     low, high = _as_coin_flips(values, level)
     plausible = _Plausible(values, level)
     return min(low, _last(plausible, mean, EDGE)), max(high, _last(plausible, mean, 1 - EDGE))
+
+
+def paired_interval(gap: np.ndarray) -> tuple[float, float]:
+    """95 % interval for the mean of differences in [-1, 1].
+
+    If all are equal, gains and losses each get an interval, which leaves room for values that were not seen.
+    """
+    if len(gap) > 1 and np.ptp(gap) > 0:
+        half = 1.96 * float(gap.std(ddof=1)) / len(gap) ** 0.5
+        return float(gap.mean()) - half, float(gap.mean()) + half
+    gains, losses = mean_interval(gap.clip(0, 1)), mean_interval((-gap).clip(0, 1))
+    return max(-1.0, gains[0] - losses[1]), min(1.0, gains[1] - losses[0])
+
+
+def holm(p_values: Sequence[float], level: float = LEVEL) -> list[bool]:
+    """Which of many null hypotheses are rejected when, at most, one in twenty such lists may hold a false rejection.
+
+    Holm 1979: the smallest p-value is compared with (1 - level) / m, the next with (1 - level) / (m - 1), and so on up
+    to the first that is too large.
+    """
+    rejected = [False] * len(p_values)
+    for left, k in zip(range(len(p_values), 0, -1), np.argsort(p_values, kind="stable")):
+        if p_values[k] > (1 - level) / left + EDGE:
+            break
+        rejected[k] = True
+    return rejected
 
 
 def _as_coin_flips(values: np.ndarray, level: float) -> tuple[float, float]:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recarc.data.catalog import CATALOG
+from recarc.data.held_out import held_out_rows
 from recarc.data.imageset import ImageSet
 
 PADDING = 4
@@ -86,8 +87,8 @@ class Pixels:
 
 def split(data: ImageSet, validation: int, seed: int, device: torch.device) -> tuple[Pixels, Pixels | None]:
     """Hold `validation` images out of the training set, the same ones for every member of a run."""
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).numpy()
-    held_out, rest = np.sort(order[:validation]), np.sort(order[validation:])
+    held_out = held_out_rows(len(data), validation, seed)
+    rest = np.setdiff1d(np.arange(len(data)), held_out)
     return Pixels(data, rest, device), Pixels(data, held_out, device) if validation else None
 
 

@@ -18,7 +18,7 @@ from recarc.ensemble import RandomizedEnsemble, validated_alpha
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball, Norm, odd_scale
 from recarc.models.registry import build, names
-from recarc.models.store import check_member, load_ensemble
+from recarc.models.store import check_member, load_ensemble, read_manifest
 from recarc.training.method import Method
 from recarc.training.methods import method_named
 from recarc.training.recipes import Recipe, recipe_for
@@ -39,6 +39,7 @@ class TrainingConfig:
     pretrained: tuple[nn.Module, ...] = ()
     alpha: Tensor | None = None
     arch_options: Mapping[str, Any] = field(default_factory=dict)
+    start_split: Sequence[Mapping[str, Any]] = ()  # what the training of the pretrained members held out, if recorded
 
     def fresh_member(self, index: int) -> nn.Module:
         """Member `index` with the initial weights of its own seed, which is seed + index."""
@@ -118,7 +119,20 @@ def configure(
     values = recipe_for(recipe, chosen, images.name, arch).changed(dict(changes))
     check_sizes(values, images)
     weights = None if alpha is None else validated_alpha(alpha, count)
-    config = TrainingConfig(chosen, images, arch, ball, values, recipe, count, seed, pretrained, weights, arch_options)
+    config = TrainingConfig(
+        chosen,
+        images,
+        arch,
+        ball,
+        values,
+        recipe,
+        count,
+        seed,
+        pretrained,
+        weights,
+        arch_options,
+        _split_of(start),
+    )
     config.fresh_member(0)
     check_pretrained(pretrained, len(images.classes), saved)
     return config
@@ -175,6 +189,15 @@ def _members_of(start: str | Path | RandomizedEnsemble | Sequence[nn.Module] | N
             raise InputError(f"member {i} of start is a {type(member).__name__}, not a torch.nn.Module")
         members.append(member)
     return tuple(members)
+
+
+def _split_of(start: object) -> list[dict[str, Any]]:
+    """Which images the training of the members in the folder `start` held out, and those it started from itself."""
+    if not isinstance(start, str | Path):
+        return []
+    made_by = read_manifest(start).made_by
+    splits = [made_by, *made_by.get("start_split", ())]
+    return [{name: split.get(name) for name in ("fingerprint", "validation_images", "seed")} for split in splits]
 
 
 def _weights_hash(member: nn.Module) -> str:

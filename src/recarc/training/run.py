@@ -266,6 +266,7 @@ class TrainingRun:
             **{k: v for k, v in self.config.to_json().items() if k != "format"},
             "training_images": len(self.data),
             "validation_images": len(self.validation) if self.validation else 0,
+            "start_split": list(self.config.start_split),
             "commit": commit(),
             "machine": self.execution.to_json(),
             "notes": self.execution.notes,

@@ -10,7 +10,8 @@ from torch import Tensor
 from recarc.attacks.arc import ARC
 from recarc.ensemble import RandomizedEnsemble
 from recarc.geometry import Ball
-from recarc.sampling import AttackedSamples, osp, projected_descent
+from recarc.sampling import AttackedSamples, osp
+from recarc.simplex import projected_descent
 from recarc.training.method import StepContext
 from recarc.training.methods.mrboost import MRBoost
 
