@@ -6,9 +6,11 @@ import errno
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from runs import BALL, QUICK, problem, records_of
 
 from recarc import ARC, AdaptivePGD, Ball, Evaluation, InputError, RandomizedEnsemble, evaluate, save_ensemble
 from recarc.cli import app as program
-from recarc.evaluation import RecarcWarning, RunError, engine
+from recarc.evaluation import Callback, RecarcWarning, RunError, Shard, engine
 from recarc.evaluation import run_folder as folders
 from recarc.evaluation.run_folder import RunFolder
 from recarc.models import build
@@ -218,6 +220,51 @@ def test_a_full_disk_leaves_nothing_half_written(fails_at: int, tmp_path: Path, 
                 folder.read(k)
     result = again(run, **SHARDS)
     assert result.complete and len(records_of(run)) == 5
+
+
+class Meanwhile(Callback):
+    """After the first shard of a run, something happens to its folder."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        self.happens = happens
+
+    def shard_done(self, shard: Shard) -> None:
+        if shard.index == 0:
+            self.happens()
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_run_whose_folder_is_replaced_or_removed_leaves_the_new_one_alone(replaced: bool, tmp_path: Path) -> None:
+    path, other = tmp_path / "run", {"attack": AdaptivePGD(steps=9), "ball": Ball("linf", 0.3), **SHARDS}
+    expected = again(tmp_path / "whole", **other).to_json()
+    whole = records_of(tmp_path / "whole")
+
+    def happens() -> None:
+        shutil.rmtree(path)
+        if replaced:
+            again(path, **other)
+
+    with pytest.raises(RunError, match="deleted or replaced"):
+        again(path, callbacks=[Meanwhile(happens)], **SHARDS)
+    assert path.exists() == replaced
+    if replaced:
+        found = again(path, **other).to_json()
+        assert records_of(path) == whole and found["robust_accuracy"] == expected["robust_accuracy"]
+
+
+def test_a_shard_of_another_run_is_refused_and_redone(run: Path, tmp_path: Path) -> None:
+    """Such as one that another run renamed into place at the very last moment."""
+    whole = records_of(run)
+    other = tmp_path / "other"
+    again(other, attack=AdaptivePGD(steps=9), ball=Ball("linf", 0.3), **SHARDS)
+    for suffix in ("json", "parquet"):
+        shutil.copy(other / f"shard-00002.{suffix}", run)
+    assert records_of(run) != whole
+    with pytest.raises(ValueError, match="another run"):
+        RunFolder.open(run).read(2)
+    with pytest.warns(RecarcWarning, match=r"shard-00002\.parquet"):
+        again(run)
+    assert records_of(run) == whole
 
 
 def test_two_runs_that_begin_at_once_do_not_share_a_folder(tmp_path: Path, monkeypatch: Any) -> None:

@@ -99,8 +99,10 @@ class _Process:
 
     def open(self, path: Path, resume: bool, stack: ExitStack) -> RunFolder:
         """The run folder, new or resumed, locked until the stack unwinds."""
-        stack.enter_context(locked(path))
-        return create_or_resume(path, self.prepared.config, self.prepared.first_logits, self.environment, resume)
+        lock = stack.enter_context(locked(path))
+        folder = create_or_resume(path, self.prepared.config, self.prepared.first_logits, self.environment, resume)
+        folder.lock = lock
+        return folder
 
     def announce(self, folder: RunFolder, todo: list[int], warned: Sequence[str]) -> None:
         """On the first rank: check the members, record the warnings so far, notify the callbacks."""

@@ -26,7 +26,12 @@ RUN, SUMMARY = "run.json", "summary.json"
 
 
 class RunFolder:
-    """The folder of a run: shard k holds the records of samples k * shard_size ... (k + 1) * shard_size - 1."""
+    """The folder of a run: shard k holds the records of samples k * shard_size ... (k + 1) * shard_size - 1.
+
+    Every shard carries the fingerprint of its run. Of several processes the first one holds the lock.
+    """
+
+    lock: atomic.Lock | None = None
 
     def __init__(self, path: str | Path, run: Json) -> None:
         self.path = Path(path)
@@ -36,6 +41,9 @@ class RunFolder:
         self.first_logits: SavedLogits = run["first_logits"]
         self.shard_size = int(self.configuration["shard_size"])
         self.samples = int(self.configuration["data"]["samples"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "lock": None}  # a lock stays with its process
 
     @property
     def shards(self) -> int:
@@ -76,7 +84,17 @@ class RunFolder:
         return summary if isinstance(summary, dict) else {}
 
     def write_summary(self, summary: Json) -> None:
-        write_all({self.path / SUMMARY: json.dumps(summary, indent=2).encode()})
+        self._write({self.path / SUMMARY: json.dumps(summary, indent=2).encode()})
+
+    def _write(self, files: Mapping[Path, bytes]) -> None:
+        """Write into this very run, not into a folder of the same name that was made meanwhile."""
+        try:
+            same = RunFolder.open(self.path).run["checksum"] == self.run["checksum"]
+        except InputError:
+            same = False
+        if not same or (self.lock is not None and not self.lock.in_place()):
+            raise RunError(f"{self.path} was deleted or replaced while this run was writing to it; start it again")
+        write_all(files)
 
     def record_warnings(self, warnings: Sequence[str], signals: Sequence[Signal]) -> None:
         """Record warnings before the first attack, so that a run that stops early has them too."""
@@ -97,19 +115,21 @@ class RunFolder:
     def commit(self, k: int, records: Records, cost: Json, inputs: bytes | None) -> None:
         """Put a finished shard in place: all files are written first, then renamed, the records last."""
         data = to_parquet(records)
-        side = {**cost, "rows": len(records), "sha256": hashlib.sha256(data).hexdigest()}
+        side = {**cost, "run": self.run["fingerprint"], "rows": len(records), "sha256": hashlib.sha256(data).hexdigest()}
         files: dict[Path, bytes] = {}
         if inputs is not None:
             side["inputs_sha256"] = hashlib.sha256(inputs).hexdigest()
             files[self.file(k, "inputs.safetensors")] = inputs
         files[self.file(k, "json")] = json.dumps(side).encode()
         files[self.file(k)] = data
-        write_all(files)
+        self._write(files)
 
     def read(self, k: int, inputs: bool = False) -> tuple[Records, Json]:
-        """A shard and its cost; ValueError if it is missing, torn or differs from its checksum."""
+        """A shard and its cost; ValueError if it is missing, torn, another run's, or differs from its checksum."""
         try:
             side = json.loads(self.file(k, "json").read_bytes())
+            if side.get("run", self.run["fingerprint"]) != self.run["fingerprint"]:  # early runs did not record it
+                raise ValueError("it belongs to another run")
             data = self.file(k).read_bytes()
             if hashlib.sha256(data).hexdigest() != side["sha256"]:
                 raise ValueError("its checksum differs")
@@ -122,7 +142,7 @@ class RunFolder:
                 if hashlib.sha256(saved).hexdigest() != side["inputs_sha256"]:
                     raise ValueError("the checksum of its inputs differs")
             return records, side
-        except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError(str(error)) from None
 
     def pending(self) -> tuple[list[int], list[int]]:
@@ -140,7 +160,7 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def locked(path: str | Path) -> Iterator[None]:
+def locked(path: str | Path) -> Iterator[atomic.Lock]:
     """One writer at a time, even before there is a run; the system frees the lock of a killed process."""
     folder = Path(path)
     try:
@@ -151,8 +171,8 @@ def locked(path: str | Path) -> Iterator[None]:
     others = sorted(name for name in names if name != LOCK and PART not in name)
     if others and not (folder / RUN).exists():
         raise InputError(f"{path} holds other files ({others[0]}) and no {RUN}; choose another folder")
-    with atomic.lock_folder(folder):
-        yield
+    with atomic.lock_folder(folder) as lock:
+        yield lock
 
 
 def write_all(files: Mapping[Path, bytes]) -> None:
