@@ -246,7 +246,7 @@ def test_every_command_has_an_example() -> None:
             assert command.callback is not None and "Example: `recarc" in str(command.callback.__doc__), command.name
 
 
-def test_ctrl_c_leaves_a_run_that_goes_on(ensemble: str, tmp_path: Path) -> None:
+def test_sigterm_leaves_a_run_that_goes_on(ensemble: str, tmp_path: Path) -> None:
     knobs = ["--data", "digits", "--limit", "100", "--eps", "0.1", "--attack", "arc", "--steps", "10"]
     knobs += ["--shard-size", "4", "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -255,15 +255,34 @@ def test_ctrl_c_leaves_a_run_that_goes_on(ensemble: str, tmp_path: Path) -> None
     deadline = time.monotonic() + 120
     while len(list((tmp_path / "run").glob("[!.]*.parquet"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     done = len(list((tmp_path / "run").glob("[!.]*.parquet")))
     assert 2 <= done < 25
     assert process.returncode == 3 and out == ""
-    assert "rerun the command to resume" in err and "Traceback" not in err
+    assert f"holds {done} of 25 shards; rerun the command to resume" in err and "Traceback" not in err
     assert run("show", tmp_path / "run") == 0
     rest = recarc(*command[3:], env=environment)
     assert rest.returncode == 0 and json.loads(rest.stdout)["complete"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_signal_says_what_is_kept(
+    number: int, kept: bool, ensemble: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    from recarc.evaluation import engine
+
+    def interrupted(*arguments: Any) -> None:
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(engine, "notify", interrupted)  # after the run was announced
+    before = signal.getsignal(signal.SIGTERM)
+    assert run("evaluate", ensemble, *QUICK, "--quiet", *(["--out", tmp_path / "run"] if kept else [])) == 3
+    line = f"{tmp_path / 'run'} holds 0 of 1 shards; rerun the command to resume" if kept else "nothing is kept"
+    shown = capsys.readouterr().err
+    assert f"interrupted; {line}" in shown and shown.count("interrupted") == 1
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_full_disk_is_one_line(ensemble: str, tmp_path: Path) -> None:

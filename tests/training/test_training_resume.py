@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -112,10 +113,11 @@ def test_stopped_at_any_step_a_run_resumes_exactly(tmp_path: Path, method: str, 
     ends, between = iter((7, 9, 30)), Loop._between_steps
     stop_at = [next(ends)]
 
-    def interrupted(self: Loop, step: int, stopped: bool) -> bool:
-        done = [stop_at[0] == 0]
+    def interrupted(self: Loop, step: int, stop: threading.Event) -> bool:
+        if stop_at[0] == 0:
+            stop.set()
         stop_at[0] -= 1
-        return between(self, step, stopped or done[0])
+        return between(self, step, stop)
 
     monkeypatch.setattr(Loop, "_between_steps", interrupted)
     out = tmp_path / method
@@ -291,7 +293,38 @@ def test_ctrl_c_ends_after_a_step_with_a_checkpoint(tmp_path: Path) -> None:
         if "epoch 2/" in line:
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(Interrupted, match="step 41"):
+    with pytest.raises(Interrupted, match="step 40"):
         small("natural", out=out, say=say, **settings)
-    assert torch.load(tmp_path / "natural.part" / STATE, weights_only=True)["step"] == 41
+    assert torch.load(tmp_path / "natural.part" / STATE, weights_only=True)["step"] == 40
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_last_validation_is_not_swallowed(number: int, tmp_path: Path, monkeypatch: Any) -> None:
+    from recarc.training import loop
+
+    out, settings, calls = tmp_path / "natural", {**SETTINGS, "epochs": 0.2, "checkpoint_minutes": 60.0}, []
+    undisturbed = small("natural", members=2, **settings)
+
+    def signalled(trainer: Any, data: Any) -> dict[str, float]:
+        calls.append(trainer.stage.name)
+        if len(calls) == 1:
+            os.kill(os.getpid(), number)
+        return validate(trainer, data)
+
+    validate = loop.validate
+    monkeypatch.setattr(loop, "validate", signalled)
+    with pytest.raises(Interrupted, match="checkpoint of step 4 .*rerun"):
+        small("natural", members=2, out=out, **settings)
+    resumed = small("natural", members=2, out=out, **settings)
+    assert len(calls) == 2  # the first member was finished
+    for one, other in zip(undisturbed.members, resumed.members):
+        assert torch.equal(parameters_to_vector(one.parameters()), parameters_to_vector(other.parameters()))  # type: ignore[union-attr]
+
+
+def test_a_signal_that_nobody_noticed_ends_the_run_after_the_loop() -> None:
+    from recarc.training.loop import stop_signals
+
+    with pytest.raises(KeyboardInterrupt), stop_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

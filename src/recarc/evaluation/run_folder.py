@@ -22,6 +22,7 @@ from recarc.evaluation.records import Records, from_parquet, to_parquet
 SavedLogits = list[list[str] | None]  # per member on the first samples, a line each; None: the member is random
 
 FORMAT = 1
+KEPT = "finished shards are kept, so free some space and rerun the command to resume"
 RUN, SUMMARY = "run.json", "summary.json"
 
 
@@ -32,6 +33,7 @@ class RunFolder:
     """
 
     lock: atomic.Lock | None = None
+    temporary = False  # deleted at the end of the evaluation
 
     def __init__(self, path: str | Path, run: Json) -> None:
         self.path = Path(path)
@@ -94,7 +96,7 @@ class RunFolder:
             same = False
         if not same or (self.lock is not None and not self.lock.in_place()):
             raise RunError(f"{self.path} was deleted or replaced while this run was writing to it; start it again")
-        write_all(files)
+        write_all(files, "nothing is kept, as no run folder was given" if self.temporary else KEPT)
 
     def record_warnings(self, warnings: Sequence[str], signals: Sequence[Signal]) -> None:
         """Record warnings before the first attack, so that a run that stops early has them too."""
@@ -175,15 +177,32 @@ def locked(path: str | Path) -> Iterator[atomic.Lock]:
         yield lock
 
 
-def write_all(files: Mapping[Path, bytes]) -> None:
+@contextlib.contextmanager
+def interruptible(out: str | Path | None) -> Iterator[None]:
+    """Ctrl-C says what there is to resume."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; {_kept(out)}") from None
+
+
+def _kept(out: str | Path | None) -> str:
+    if out is None:
+        return "nothing is kept, as no run folder was given (--out)"
+    try:
+        folder = RunFolder.open(out)
+    except InputError:
+        return f"nothing was written to {out} yet"
+    done = sum(folder.file(k).exists() for k in range(folder.shards))
+    return f"{out} holds {done} of {folder.shards} shards; rerun the command to resume"
+
+
+def write_all(files: Mapping[Path, bytes], advice: str = KEPT) -> None:
     """Write all of the files or none; a full disk is one clear line."""
     try:
         atomic.write_all(files)
     except OSError as error:
-        raise RunError(
-            f"cannot write {next(iter(files))}: {error.strerror or error}; finished shards are kept, "
-            "so free some space and rerun the command to resume"
-        ) from None
+        raise RunError(f"cannot write {next(iter(files))}: {error.strerror or error}; {advice}") from None
 
 
 def _checksum(run: Mapping[str, Any]) -> str:

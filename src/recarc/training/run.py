@@ -91,6 +91,8 @@ def train(
         before = random_state()
         try:
             return TrainingRun(config, execution, folder, progress).train()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"interrupted; {folder.status()}") from None
         finally:
             folder.release()
             set_random_state(before)
