@@ -33,18 +33,26 @@ def replacing(path: Path) -> Iterator[Path]:
         _remove(part)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file so that it is on the disk when this returns; after an error it is unchanged."""
-    write_all({path: data})
+def write_bytes(path: Path, data: bytes, previous: Path | None = None) -> None:
+    """Write a file so that it is on the disk when this returns; after an error it is unchanged.
+
+    With `previous`, what the file held before stays under that name.
+    """
+    write_all({path: data}, {} if previous is None else {path: previous})
 
 
-def write_all(files: Mapping[Path, bytes]) -> None:
-    """Write every file under a temporary name, then rename them in order: all of them or, on a full disk, none."""
+def write_all(files: Mapping[Path, bytes], previous: Mapping[Path, Path] | None = None) -> None:
+    """Write every file under a temporary name, then rename them in order: all of them or, on a full disk, none.
+
+    `previous` are names for what some of them held before.
+    """
     parts = {path: _temporary(path) for path in files}
     try:
         for path, part in parts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_through(part, files[path])
+        for path, kept in (previous or {}).items():
+            _keep(path, kept)
         for path, part in parts.items():
             part.replace(path)
         for folder in {path.parent for path in files}:
@@ -138,6 +146,18 @@ def _move(part: Path, path: Path) -> None:
         old.rename(path)
         raise
     _remove(old)
+
+
+def _keep(path: Path, kept: Path) -> None:
+    """Give a file a second name, in place of what has that name; there is no moment without a file under either."""
+    if not path.exists():
+        return
+    part = _temporary(kept)
+    try:
+        os.link(path, part)
+    except OSError:  # a file system without links
+        shutil.copyfile(path, part)
+    part.replace(kept)
 
 
 def _remove(path: Path) -> None:

@@ -38,6 +38,7 @@ class RunFolder:
     def __init__(self, path: str | Path, run: Json) -> None:
         self.path = Path(path)
         self.run = run
+        self.fingerprint: str = run["fingerprint"]
         self.configuration: Json = run["configuration"]
         self.environment: Json = run["environment"]
         self.first_logits: SavedLogits = run["first_logits"]
@@ -117,7 +118,12 @@ class RunFolder:
     def commit(self, k: int, records: Records, cost: Json, inputs: bytes | None) -> None:
         """Put a finished shard in place: all files are written first, then renamed, the records last."""
         data = to_parquet(records)
-        side = {**cost, "run": self.run["fingerprint"], "rows": len(records), "sha256": hashlib.sha256(data).hexdigest()}
+        side = {
+            **cost,
+            "run": self.run["fingerprint"],
+            "rows": len(records),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
         files: dict[Path, bytes] = {}
         if inputs is not None:
             side["inputs_sha256"] = hashlib.sha256(inputs).hexdigest()
@@ -130,7 +136,7 @@ class RunFolder:
         """A shard and its cost; ValueError if it is missing, torn, another run's, or differs from its checksum."""
         try:
             side = json.loads(self.file(k, "json").read_bytes())
-            if side.get("run", self.run["fingerprint"]) != self.run["fingerprint"]:  # early runs did not record it
+            if side.get("run", self.fingerprint) != self.fingerprint:  # early runs did not record it
                 raise ValueError("it belongs to another run")
             data = self.file(k).read_bytes()
             if hashlib.sha256(data).hexdigest() != side["sha256"]:
