@@ -271,12 +271,12 @@ def test_two_runs_that_begin_at_once_do_not_share_a_folder(tmp_path: Path, monke
     """The second one comes while the first has looked for run.json and not yet written it."""
     real, refused = folders.write_all, []
 
-    def slow(files: dict[Path, bytes]) -> None:
+    def slow(files: dict[Path, bytes], *advice: str) -> None:
         if tmp_path / "run.json" in files and not refused:
             refused.append("")
             with pytest.raises(InputError, match="another process"):
                 again(tmp_path, attack=AdaptivePGD(steps=9))
-        real(files)
+        real(files, *advice)
 
     monkeypatch.setattr(folders, "write_all", slow)
     assert again(tmp_path).configuration["attack"]["steps"] == 3
