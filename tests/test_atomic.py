@@ -136,9 +136,7 @@ def test_a_lock_changes_nothing_and_is_a_plain_file(tmp_path: Path) -> None:
         Lock(path)
 
 
-def test_a_link_that_appears_late_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_that_appears_late_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "precious").write_text("data")
     (tmp_path / "lock").symlink_to(tmp_path / "precious")
     monkeypatch.setattr(Path, "is_symlink", lambda self: False)

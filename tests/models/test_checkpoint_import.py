@@ -359,3 +359,25 @@ def test_a_format_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     imported = import_checkpoint("me", file, tmp_path / "rec", alpha=[0.7, 0.3])
     assert imported.format == "mine" and imported.members[0].mean == (0.5,) * 3
     refused(r"unknown checkpoint format 'mime' \(did you mean 'mine'\?\)", tmp_path / "no", "mime", file)
+
+
+def test_a_checkpoint_that_contains_itself_is_refused(tmp_path: Path) -> None:
+    loop: dict[str, Any] = {}
+    loop["state_dict"] = loop
+    with pytest.raises(InputError, match="contains itself"):
+        import_checkpoint("plain", saved(tmp_path / "loop.pt", loop), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"module." * 300_000 + "weight": torch.zeros(2)},
+        {"model" + "9" * 5000: {"fc.weight": torch.zeros(2)}},
+        {10**5000: {"fc.weight": torch.zeros(2)}},
+        {"models": {10**5000: 1}},
+    ],
+)
+def test_absurd_names_are_refused_in_one_line(content: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        import_checkpoint("plain", saved(tmp_path / "names.pt", content), tmp_path / "out")
+    assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)

@@ -23,6 +23,7 @@ from recarc.errors import InputError
 
 Block = tuple[np.ndarray, np.ndarray]  # images (n, C, H, W) uint8, labels (n,) int64
 BLOCK = 1000  # images per block
+MOST_CLASSES = 2**15  # records keep labels in 16 bits
 
 
 class Format(ABC):
@@ -109,8 +110,18 @@ def in_blocks(images: np.ndarray, labels: np.ndarray) -> Iterator[Block]:
         yield images[part], labels[part].astype(np.int64)
 
 
+def whole_labels(values: np.ndarray, where: str) -> np.ndarray:
+    """Labels (N,) int64; refuses fractions, gaps and text rather than rounding them."""
+    if values.dtype.kind not in "iub" and not (values.dtype.kind == "f" and bool((values == np.floor(values)).all())):
+        raise InputError(f"{where} does not hold integers; expected class indices")
+    if values.size and not -(2**31) <= float(values.min()) <= float(values.max()) < 2**31:
+        raise InputError(f"{where} holds the label {values.max()}; expected 0..{MOST_CLASSES - 1}")
+    return values.astype(np.int64)
+
+
 def check_labels(labels: np.ndarray, classes: int, where: str, first: int = 0) -> None:
-    """Labels must lie in 0..classes-1."""
+    """Labels must lie in 0..classes-1, and below the most classes that records hold."""
+    classes = min(classes, MOST_CLASSES)
     bad = np.flatnonzero((labels < 0) | (labels >= classes))
     if bad.size:
         raise InputError(

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from recarc.data.catalog import Spec
-from recarc.data.formats import Block, Format, register
+from recarc.data.formats import Block, Format, register, whole_labels
 from recarc.errors import InputError, first_line
 
 FOLDER = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
@@ -91,7 +91,7 @@ def read_batch(raw: bytes, name: str, label_key: bytes) -> Block:
         content = _Unpickler(raw, name).load()
         data = _array(content[b"data"])
         labels = content[label_key]
-        labels = _array(labels) if isinstance(labels, _Array) else np.array(labels, dtype=np.int64)
+        labels = _array(labels) if isinstance(labels, _Array) else np.array(labels)
     except InputError:
         raise
     except Exception as error:
@@ -102,7 +102,7 @@ def read_batch(raw: bytes, name: str, label_key: bytes) -> Block:
             f"{name} holds {data.dtype} data of shape {data.shape} and labels of shape {labels.shape}; "
             "expected uint8 (N, 3072) and (N,): not a CIFAR batch"
         )
-    return data.reshape(-1, 3, 32, 32), labels.astype(np.int64)
+    return data.reshape(-1, 3, 32, 32), whole_labels(labels, name)
 
 
 class _Dtype:

@@ -20,7 +20,7 @@ import numpy as np
 
 from recarc.data.catalog import Spec, owner
 from recarc.data.decode import CROP, GREY_MODES, Reader, open_image, pixels
-from recarc.data.formats import BLOCK, Block, Format, register
+from recarc.data.formats import BLOCK, Block, Format, register, whole_labels
 from recarc.errors import InputError, first_line
 
 KEPT = 256 * 2**20  # bytes of encoded images that a reader keeps in memory
@@ -247,14 +247,9 @@ class _Table:
         return list(zip(data, (name or "" for name in names)))
 
     def _labels(self, column: Any) -> np.ndarray:
-        try:
-            return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.int64).copy()
-        except TypeError:
-            return np.asarray(column.to_numpy(), dtype=np.int64).copy()
-        except ValueError:
-            raise InputError(
-                f"column {self.label} of {self.path} does not hold integers; expected class indices"
-            ) from None
+        with _one_line_errors(self.path):
+            values = np.asarray(column)
+        return whole_labels(values, f"column {self.label} of {self.path}")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from recarc.data.catalog import Spec
-from recarc.data.formats import Block, Format, in_blocks, register
+from recarc.data.formats import Block, Format, in_blocks, register, whole_labels
 from recarc.errors import InputError, first_line
 
 
@@ -37,7 +37,7 @@ class Svhn(Format):
 
         try:
             content = scipy.io.loadmat(self.path, variable_names=["X", "y"])
-            images, labels = content["X"], np.asarray(content["y"]).reshape(-1).astype(np.int64)
+            images, labels = content["X"], np.asarray(content["y"]).reshape(-1)
         except Exception as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise InputError(f"cannot read {self.path}: {reason}; truncated or not SVHN's file, get it again") from None
@@ -46,4 +46,5 @@ class Svhn(Format):
                 f"{self.path} holds {images.dtype} X of shape {images.shape} and {len(labels)} labels; "
                 f"expected uint8 (32, 32, 3, N): use the cropped digits (format 2), not the full numbers"
             )
+        labels = whole_labels(labels, f"y of {self.path}")
         yield from in_blocks(images.transpose(3, 2, 0, 1), np.where(labels == 10, 0, labels))
