@@ -73,6 +73,14 @@ def write_through(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def read_plain(path: Path) -> bytes:
+    """The contents of a plain file; a pipe or a device, which may never end, is an OSError."""
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a plain file", str(path))
+        return file.read()
+
+
 def sweep(folder: Path, older_than: float = 0.0) -> None:
     """Remove the temporary files that killed processes left behind, if untouched for `older_than` seconds."""
     for leftover in folder.glob(f".*{PART}*"):

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -381,3 +382,17 @@ def test_absurd_names_are_refused_in_one_line(content: Any, tmp_path: Path) -> N
     with pytest.raises(InputError) as caught:
         import_checkpoint("plain", saved(tmp_path / "names.pt", content), tmp_path / "out")
     assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
+
+
+def test_small_files_of_large_tensors_and_pipes_are_refused(tmp_path: Path) -> None:
+    repeated = saved(tmp_path / "repeated.pt", {"fc.weight": torch.zeros(1).expand(10**6, 10**4)})
+    refused("describes tensors of", tmp_path / "out", "plain", repeated)
+    sparse = torch.sparse_coo_tensor(torch.zeros(2, 1, dtype=torch.long), torch.ones(1), (10**6, 10**6))
+    refused("not plain arrays", tmp_path / "out", "plain", saved(tmp_path / "sparse.pt", {"fc.weight": sparse}))
+    os.mkfifo(tmp_path / "pipe.pt")
+    refused("not a plain file", tmp_path / "out", "plain", tmp_path / "pipe.pt")
+    plain = saved(tmp_path / "plain.pt", {"fc.weight": torch.zeros(10**6)})
+    with zipfile.ZipFile(plain) as old, zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry))
+    refused("unpack to", tmp_path / "out", "plain", tmp_path / "packed.pt")

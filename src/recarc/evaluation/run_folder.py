@@ -57,7 +57,7 @@ class RunFolder:
         """An existing run; one clear line if run.json is missing, edited or damaged."""
         file = Path(path) / RUN
         try:
-            run = json.loads(file.read_text(encoding="utf-8"))
+            run = json.loads(atomic.read_plain(file).decode())
         except FileNotFoundError:
             raise InputError(f"{path} is not a run folder: it has no {RUN}") from None
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -81,7 +81,7 @@ class RunFolder:
     def summary(self) -> Json:
         """The summary of a finished run; of an unfinished one, the warnings so far, if any."""
         try:
-            summary = json.loads((self.path / SUMMARY).read_bytes())
+            summary = json.loads(atomic.read_plain(self.path / SUMMARY))
         except (OSError, ValueError):
             return {}
         return summary if isinstance(summary, dict) else {}
@@ -135,10 +135,10 @@ class RunFolder:
     def read(self, k: int, inputs: bool = False) -> tuple[Records, Json]:
         """A shard and its cost; ValueError if it is missing, torn, another run's, or differs from its checksum."""
         try:
-            side = json.loads(self.file(k, "json").read_bytes())
+            side = json.loads(atomic.read_plain(self.file(k, "json")))
             if side.get("run", self.fingerprint) != self.fingerprint:  # early runs did not record it
                 raise ValueError("it belongs to another run")
-            data = self.file(k).read_bytes()
+            data = atomic.read_plain(self.file(k))
             if hashlib.sha256(data).hexdigest() != side["sha256"]:
                 raise ValueError("its checksum differs")
             records = from_parquet(data)
@@ -146,7 +146,7 @@ class RunFolder:
             if not np.array_equal(records.index, np.arange(rows.start, rows.stop)):
                 raise ValueError(f"it does not hold samples {rows.start}..{rows.stop - 1}")
             if inputs:
-                saved = self.file(k, "inputs.safetensors").read_bytes()
+                saved = atomic.read_plain(self.file(k, "inputs.safetensors"))
                 if hashlib.sha256(saved).hexdigest() != side["inputs_sha256"]:
                     raise ValueError("the checksum of its inputs differs")
             return records, side

@@ -88,7 +88,7 @@ class CheckpointFolder:
         if not folder.exists() or {path.name for path in folder.iterdir()} <= {atomic.LOCK}:
             return False
         try:
-            saved = json.loads((folder / CONFIG).read_text())
+            saved = json.loads(atomic.read_plain(folder / CONFIG))
         except (OSError, ValueError):
             saved = None
         if not isinstance(saved, dict):
@@ -159,7 +159,7 @@ def sealed(state: dict[str, Any]) -> memoryview:
 
 def _unsealed(path: Path) -> dict[str, Any]:
     """The state in a checkpoint; ValueError if its checksum differs or it is something else."""
-    data = path.read_bytes()
+    data = atomic.read_plain(path)
     body, seal = data[: -len(SEAL) - 32], data[-len(SEAL) - 32 :]
     if seal != SEAL + hashlib.sha256(body).digest():
         raise ValueError("its checksum differs")

@@ -6,8 +6,11 @@ to put where follow from the class.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import importlib
+import io
+import math
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -17,12 +20,14 @@ from typing import ClassVar, TypeVar
 
 import numpy as np
 
+from recarc.atomic import read_plain
 from recarc.data.catalog import Spec
 from recarc.data.decode import Reader
 from recarc.errors import InputError
 
 Block = tuple[np.ndarray, np.ndarray]  # images (n, C, H, W) uint8, labels (n,) int64
 BLOCK = 1000  # images per block
+MOST_BYTES = 2**29  # that a compressed file may unpack to, or 16 times its own size
 MOST_CLASSES = 2**15  # records keep labels in 16 bits
 
 
@@ -76,6 +81,22 @@ class Format(ABC):
         return digest.hexdigest()
 
 
+def unpacked(path: Path) -> io.BytesIO:
+    """A plain or gzipped file in memory; refused with an OSError where a few bytes unpack to a great many."""
+    raw = read_plain(path)
+    if not raw.startswith(b"\x1f\x8b"):
+        return io.BytesIO(raw)
+    most = max(MOST_BYTES, 16 * len(raw))
+    with gzip.open(io.BytesIO(raw)) as file:
+        out = io.BytesIO()
+        while part := file.read(2**20):
+            out.write(part)
+            if out.tell() > most:
+                raise OSError(f"{len(raw)} bytes unpack to more than {most}")
+    out.seek(0)
+    return out
+
+
 F = TypeVar("F", bound=type[Format])
 _registered: list[type[Format]] = []
 
@@ -101,6 +122,11 @@ def known_formats() -> list[type[Format]]:
 def layouts(spec: Spec) -> str:
     """What to put into the folder of a set: the alternatives, one for each of its formats."""
     return ", or ".join(layout for kind in known_formats() if (layout := kind.layout(spec)))
+
+
+def block_size(shape: tuple[int, int, int]) -> int:
+    """How many decoded images of this shape to hold at once."""
+    return max(1, min(BLOCK, 2**28 // math.prod(shape)))
 
 
 def in_blocks(images: np.ndarray, labels: np.ndarray) -> Iterator[Block]:

@@ -64,10 +64,21 @@ def read_checkpoint(file: str | Path | Sequence[str | Path]) -> Checkpoint:
             raise
         except (ValueError, OverflowError, RecursionError) as error:  # such as a key with a million digits
             raise InputError(f"{path} holds something other than state dicts: {first_line(error)}") from None
+        _check_tensors(states, len(data), str(path))
         for i, state in enumerate(states):
             source = f"{path} (member {i})" if len(states) > 1 else str(path)
             members.append(_clean(state, source))
     return Checkpoint(tuple(members), alpha, tuple(files))
+
+
+def _check_tensors(states: Sequence[State], size: int, source: str) -> None:
+    """Refuse tensors that a file describes rather than holds: repeated, sparse, or without any values."""
+    tensors = [tensor for state in states for tensor in state.values()]
+    if not all(tensor.layout == torch.strided and tensor.device.type == "cpu" for tensor in tensors):
+        raise InputError(f"{source} holds tensors that are not plain arrays of values")
+    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if total > 8 * size + 2**20:
+        raise InputError(f"{source} has {size} bytes and describes tensors of {total}: refused")
 
 
 def member_states(content: Any, source: str) -> list[State]:
@@ -147,7 +158,7 @@ def _consecutive(numbers: Mapping[int, Any], source: str) -> list[int]:
     """The numbers in order; they must start at 0 or 1 and leave no gap."""
     ordered = sorted(numbers)
     if ordered != list(range(ordered[0], ordered[0] + len(ordered))) or ordered[0] > 1:
-        raise InputError(f"{source} holds members {str(ordered[:20])[1:-1]}: some are missing")
+        raise InputError(f"{source} holds members {ordered[:20]}: some are missing")
     return ordered
 
 
