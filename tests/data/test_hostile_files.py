@@ -139,3 +139,10 @@ def test_pipes_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "test" / "class0" / "a.png")
     with pytest.raises(InputError, match=r"a\.png: not a plain file"):
         load(tmp_path)
+
+
+def test_names_that_are_not_utf_8_are_names(tmp_path: Path) -> None:
+    images, labels = files.some_images(4, size=224)
+    root = files.write_folder(tmp_path / "test", images, labels)
+    (root / "class0" / "0000.png").rename(root / "class0" / os.fsdecode(b"caf\xe9.png"))
+    assert len(load(tmp_path)) == 4 and len(load(tmp_path).fingerprint) == 64

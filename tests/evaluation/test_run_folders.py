@@ -77,9 +77,11 @@ def damage(run: Path, kind: str) -> None:
 def test_a_torn_shard_is_found_and_redone(run: Path, kind: str) -> None:
     whole = records_of(run)
     damage(run, kind)
-    with pytest.raises(InputError, match="4 of 5 shards"):
+    says = "4 of 5 shards" if kind == "missing" else r"shard-00002\.parquet is damaged \(.*rerun the command"
+    with pytest.raises(InputError, match=says):
         Evaluation.load(run)
-    assert len(Evaluation.load(run, partial=True)) == 32
+    partial = Evaluation.load(run, partial=True)
+    assert len(partial) == 32 and any("is damaged" in line for line in partial.warnings) == (kind != "missing")
     if kind == "missing":
         again(run)
     else:
@@ -140,6 +142,39 @@ def test_an_edited_run_json_is_one_clear_line(run: Path, edit: Any, message: str
     for call in (lambda: again(run), lambda: Evaluation.load(run)):
         with pytest.raises(InputError, match=message):
             call()
+
+
+@pytest.mark.parametrize(
+    "place, value",
+    [
+        ("samples", 10**15),
+        ("samples", -3),
+        ("samples", "many"),
+        ("shard_size", 0),
+        ("shard_size", 1e-300),
+        ("alpha", [float("nan")]),
+        ("alpha", "half"),
+        ("data", None),
+    ],
+)
+def test_absurd_numbers_in_run_json_are_one_clear_line(run: Path, place: str, value: Any) -> None:
+    """The checksum is right: it protects from accidents, not from strangers."""
+    saved = json.loads((run / "run.json").read_text())
+    config = saved["configuration"]
+    (config["data"] if place == "samples" else config)[place] = value
+    saved["checksum"] = folders._checksum(saved)
+    (run / "run.json").write_text(json.dumps(saved))
+    with pytest.raises(InputError, match="cannot be true") as caught:
+        Evaluation.load(run)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": ' + "9" * 5000 + "}", "\udcff"])
+def test_a_run_json_that_no_parser_likes_is_one_clear_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match="cannot be read") as caught:
+        Evaluation.load(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_run_json_holds_the_whole_configuration(run: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from recarc import atomic
 from recarc.atomic import LOCK, PART
-from recarc.errors import InputError, RunError
+from recarc.errors import InputError, RunError, first_line
 from recarc.evaluation.fingerprint import Json, fingerprint
 from recarc.evaluation.masking import Signal
 from recarc.evaluation.records import Records, from_parquet, to_parquet
@@ -22,6 +22,7 @@ from recarc.evaluation.records import Records, from_parquet, to_parquet
 SavedLogits = list[list[str] | None]  # per member on the first samples, a line each; None: the member is random
 
 FORMAT = 1
+MOST_SAMPLES, MOST_SHARDS = 10**9, 10**6
 KEPT = "finished shards are kept, so free some space and rerun the command to resume"
 RUN, SUMMARY = "run.json", "summary.json"
 
@@ -60,13 +61,18 @@ class RunFolder:
             run = json.loads(atomic.read_plain(file).decode())
         except FileNotFoundError:
             raise InputError(f"{path} is not a run folder: it has no {RUN}") from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise InputError(f"{file} cannot be read ({error}); restore it, or start again in another folder") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(
+                f"{file} cannot be read ({first_line(error)}); restore it, or start again in another folder"
+            ) from None
         if not isinstance(run, dict) or run.get("format") != FORMAT:
             version = run.get("format") if isinstance(run, dict) else None
             raise InputError(f"{file} has format {version!r}; this version reads format {FORMAT}")
         if run.get("checksum") != _checksum(run):
             raise InputError(f"{file} was edited or damaged (its checksum differs); restore it, or use another folder")
+        absurd = _absurd(run)
+        if absurd:
+            raise InputError(f"{file} cannot be true: {absurd}; restore it, or start again in another folder")
         return cls(path, run)
 
     @classmethod
@@ -153,6 +159,10 @@ class RunFolder:
         except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError(str(error)) from None
 
+    def damaged(self, k: int, error: ValueError) -> str:
+        """What is wrong with a shard that could not be read; "" if it was never written."""
+        return f"{self.file(k)} is damaged ({error})" if self.file(k).exists() else ""
+
     def pending(self) -> tuple[list[int], list[int]]:
         """The shards still to be computed, and those among them that exist but are damaged."""
         inputs = bool(self.configuration.get("save_inputs"))
@@ -209,6 +219,23 @@ def write_all(files: Mapping[Path, bytes], advice: str = KEPT) -> None:
         atomic.write_all(files)
     except OSError as error:
         raise RunError(f"cannot write {next(iter(files))}: {error.strerror or error}; {advice}") from None
+
+
+def _absurd(run: Json) -> str:
+    """What in a run.json that is whole cannot have been written by an evaluation; "" if nothing."""
+    try:
+        config = run["configuration"]
+        samples, size, alpha = config["data"]["samples"], config["shard_size"], config["alpha"]
+        if not (isinstance(samples, int) and isinstance(size, int) and 0 < samples <= MOST_SAMPLES and size > 0):
+            return f"{samples!r:.20} samples in shards of {size!r:.20}"
+        if samples / size > MOST_SHARDS:
+            return f"{samples // size} shards"
+        if not alpha or not all(isinstance(a, (int, float)) and 0 <= a <= 1 for a in alpha):
+            return f"the probabilities {alpha!r:.40}"
+        dict(run["environment"]), list(run["first_logits"]), str(run["fingerprint"])
+    except (KeyError, TypeError, ValueError) as error:
+        return f"{type(error).__name__} {error!s:.60}"
+    return ""
 
 
 def _checksum(run: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import io
 import math
+import os
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -77,7 +78,7 @@ class Format(ABC):
         digest = hashlib.sha256()
         for path in self.files():
             stat = path.stat()
-            digest.update(f"{path.absolute()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+            digest.update(os.fsencode(path.absolute()) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
         return digest.hexdigest()
 
 

@@ -150,7 +150,7 @@ class FolderReader:
         digest = hashlib.sha256()
         for path in self.paths:
             size, ends = _ends(path)
-            digest.update(f"{path.relative_to(self.root)}\0{size}\n".encode() + ends)
+            digest.update(os.fsencode(path.relative_to(self.root)) + f"\0{size}\n".encode() + ends)
         return digest.hexdigest()
 
     def read(self, rows: np.ndarray) -> list[tuple[bytes, str]]:
