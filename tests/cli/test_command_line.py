@@ -19,6 +19,7 @@ from recarc.attacks.registry import attack_named, names
 from recarc.cli import app as program
 from recarc.cli.options import number, numbers
 from recarc.errors import InputError
+from recarc.evaluation.fingerprint import fingerprint
 from recarc.models import build
 
 QUICK = ["--data", "digits", "--limit", "24", "--eps", "1/10", "--attack", "adaptive_pgd", "--steps", "2"]
@@ -236,6 +237,28 @@ def test_both_ways_to_call_it_and_help_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Example: recarc evaluate" in done.stdout
+
+
+def test_python_m_imports_nothing_from_the_working_folder(tmp_path: Path) -> None:
+    for name in ("typer", "torch", "rich"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('hijacked')")
+    done = subprocess.run([sys.executable, "-m", "recarc", "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("recarc "), done.stderr
+
+
+def test_names_cannot_write_to_the_terminal(ensemble: str, tmp_path: Path, capsys: Any) -> None:
+    name = "\x1b[2Jno\nerror: [bold]such[/] \u202eset"
+    assert run("evaluate", ensemble, *QUICK[2:], "--data", tmp_path / name) == 2
+    shown = capsys.readouterr().err
+    assert "\x1b" not in shown and "\u202e" not in shown and shown.count("\n") == 1
+    assert run("evaluate", ensemble, *QUICK, "--quiet", "--out", tmp_path / "run") == 0
+    saved = json.loads((tmp_path / "run" / "run.json").read_text())
+    saved["configuration"]["data"]["name"] = name
+    del saved["checksum"]
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**saved, "checksum": fingerprint(saved)}))
+    assert run("show", tmp_path / "run") == 0
+    shown = capsys.readouterr().out
+    assert "\x1b[2J" not in shown and "\u202e" not in shown and "[bold]such[/]" in shown
 
 
 def test_every_command_has_an_example() -> None:

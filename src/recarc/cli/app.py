@@ -153,4 +153,5 @@ def _show_warning(
     if issubclass(category, RecarcWarning):
         print_note(f"warning: {message}")
     else:
-        print_note(warnings.formatwarning(message, category, filename, lineno).rstrip())
+        for text in warnings.formatwarning(message, category, filename, lineno).rstrip().splitlines():
+            print_note(text)

@@ -9,6 +9,7 @@ import typer
 
 from recarc.cli.options import JsonOption, numbers
 from recarc.cli.output import print_json
+from recarc.errors import printable
 from recarc.models.importers import FORMATS, NORMALISATIONS
 
 
@@ -45,4 +46,4 @@ def import_(
     if json_:
         print_json({"path": str(imported.path), "members": len(imported.members), "alpha": list(imported.alpha)})
     else:
-        print(imported.summary())
+        print(printable(imported.summary()))

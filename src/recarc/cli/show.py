@@ -10,6 +10,7 @@ import typer
 from recarc.cli import options
 from recarc.cli.options import numbers
 from recarc.cli.output import print_evaluation, print_json, summary
+from recarc.errors import printable
 
 
 def show(
@@ -34,6 +35,6 @@ def show(
         return
     print_evaluation(result)
     for text in result.warnings:
-        print(f"warning: {text}")
+        print(f"warning: {printable(text)}")
     if rescored is not None:
         print(f"at alpha {alpha}: {rescored}")
