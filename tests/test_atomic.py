@@ -125,6 +125,35 @@ def test_a_lock_keeps_other_processes_out_until_it_is_released(tmp_path: Path) -
     assert elsewhere() == "locked" and elsewhere() == "locked"  # a process that ends lets go
 
 
+def test_a_lock_changes_nothing_and_is_a_plain_file(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_text("data")
+    with Lock(path):
+        assert path.read_text() == "data"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="is not a plain file; remove it"):
+        Lock(path)
+
+
+def test_a_link_that_appears_late_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "precious").write_text("data")
+    (tmp_path / "lock").symlink_to(tmp_path / "precious")
+    monkeypatch.setattr(Path, "is_symlink", lambda self: False)
+    with pytest.raises(OSError):
+        Lock(tmp_path / "lock")
+    assert (tmp_path / "precious").read_text() == "data"
+
+
+def test_temporary_names_are_never_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "precious").write_text("data")
+    (tmp_path / ".foreseen").symlink_to(tmp_path / "precious")
+    monkeypatch.setattr(atomic, "_temporary", lambda path: tmp_path / ".foreseen")
+    with pytest.raises(FileExistsError):
+        write_bytes(tmp_path / "a", b"new")
+    assert (tmp_path / "precious").read_text() == "data"
+
+
 def test_a_symbolic_link_is_no_lock_file(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("data")
     (tmp_path / "lock").symlink_to(tmp_path / "precious")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,3 +26,13 @@ def test_in_a_checkout_git_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recarc.provenance._git", lambda *arguments, folder: "f00" if "HEAD" in arguments else "it.py")
     monkeypatch.setenv("RECARC_COMMIT", "abc")
     assert provenance.commit() == "f00"
+
+
+def test_git_runs_no_code_of_the_repository(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    (tmp_path / "hook").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (tmp_path / "hook").chmod(0o755)
+    for name, value in (("core.fsmonitor", tmp_path / "hook"), ("core.untrackedCache", "true")):
+        subprocess.run(["git", "config", name, str(value)], cwd=tmp_path, check=True)
+    provenance._git("ls-files", "hook", folder=tmp_path)
+    assert not (tmp_path / "ran").exists()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
+import secrets
 import shutil
+import stat
+import sys
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -33,18 +36,26 @@ def replacing(path: Path) -> Iterator[Path]:
         _remove(part)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file so that it is on the disk when this returns; after an error it is unchanged."""
-    write_all({path: data})
+def write_bytes(path: Path, data: bytes, previous: Path | None = None) -> None:
+    """Write a file so that it is on the disk when this returns; after an error it is unchanged.
+
+    With `previous`, what the file held before stays under that name.
+    """
+    write_all({path: data}, {} if previous is None else {path: previous})
 
 
-def write_all(files: Mapping[Path, bytes]) -> None:
-    """Write every file under a temporary name, then rename them in order: all of them or, on a full disk, none."""
+def write_all(files: Mapping[Path, bytes], previous: Mapping[Path, Path] | None = None) -> None:
+    """Write every file under a temporary name, then rename them in order: all of them or, on a full disk, none.
+
+    `previous` are names for what some of them held before.
+    """
     parts = {path: _temporary(path) for path in files}
     try:
         for path, part in parts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_through(part, files[path])
+        for path, kept in (previous or {}).items():
+            _keep(path, kept)
         for path, part in parts.items():
             part.replace(path)
         for folder in {path.parent for path in files}:
@@ -55,11 +66,19 @@ def write_all(files: Mapping[Path, bytes]) -> None:
 
 
 def write_through(path: Path, data: bytes) -> None:
-    """Write a file in place and return only once it is on the disk."""
-    with path.open("wb") as file:
+    """Write a new file in place and return only once it is on the disk; never into one that exists."""
+    with path.open("xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def read_plain(path: Path) -> bytes:
+    """The contents of a plain file; a pipe or a device, which may never end, is an OSError."""
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a plain file", str(path))
+        return file.read()
 
 
 def sweep(folder: Path, older_than: float = 0.0) -> None:
@@ -73,32 +92,36 @@ def sweep(folder: Path, older_than: float = 0.0) -> None:
 class Lock:
     """A lock file, held until `release` or the end of a `with` block; the system releases it if the process dies.
 
-    Raises BlockingIOError if another process holds it, unless `wait` is set. A symbolic link is never followed:
-    opening a lock file empties it, and a link could point at anything.
+    Raises BlockingIOError if another process holds it, unless `wait` is set. The file is opened as it is: no link is
+    followed and nothing in it is changed, as somebody else may have put it there.
     """
 
     def __init__(self, path: Path, wait: bool = False) -> None:
-        from filelock import FileLock, Timeout
-
-        if path.is_symlink():
-            raise OSError(errno.ELOOP, f"the lock file {path} is a symbolic link; remove it", str(path))
         self.path = path
-        self._lock = FileLock(path, timeout=-1 if wait else 0)
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise BlockingIOError(f"another process holds {path}") from None
-        self._held = path.stat()
+        while True:
+            self._file = _open_plain(path)
+            try:
+                _flock(self._file.fileno(), wait)
+            except BlockingIOError:
+                self._file.close()
+                raise BlockingIOError(f"another process holds {path}") from None
+            except BaseException:
+                self._file.close()
+                raise
+            self._held = os.fstat(self._file.fileno())
+            if self.in_place():
+                return
+            self._file.close()  # removed while this process waited: lock the new one
 
     def in_place(self) -> bool:
         """Whether the lock file is still the one that was locked: not deleted, moved or recreated."""
         try:
-            return os.path.samestat(self.path.stat(), self._held)
+            return os.path.samestat(os.lstat(self.path), self._held)
         except OSError:
             return False
 
     def release(self) -> None:
-        self._lock.release()
+        self._file.close()
 
     def __enter__(self) -> Lock:
         return self
@@ -107,6 +130,35 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _open_plain(path: Path) -> io.FileIO:
+    """A plain file, made if it is missing; anything else (a link, pipe or device) is refused."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        file = io.FileIO(os.open(path, flags, 0o666), "r+")
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, f"the lock file {path} is a symbolic link; remove it", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, f"the lock file {path} is not a plain file; remove it", str(path))
+    return file
+
+
+def _flock(handle: int, wait: bool) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        try:
+            msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            raise BlockingIOError(*error.args) from None
+        return
+    import fcntl
+
+    fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def lock_folder(folder: Path) -> Lock:
@@ -121,8 +173,8 @@ def lock_folder(folder: Path) -> Lock:
 
 
 def _temporary(path: Path) -> Path:
-    """An unused name beside `path`."""
-    return path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}{PART}{path.suffix}")
+    """A name beside `path` that nobody can foresee."""
+    return path.with_name(f".{path.stem}.{secrets.token_hex(8)}{PART}{path.suffix}")
 
 
 def _move(part: Path, path: Path) -> None:
@@ -138,6 +190,18 @@ def _move(part: Path, path: Path) -> None:
         old.rename(path)
         raise
     _remove(old)
+
+
+def _keep(path: Path, kept: Path) -> None:
+    """Give a file a second name, in place of what has that name; there is no moment without a file under either."""
+    if not path.exists():
+        return
+    part = _temporary(kept)
+    try:
+        os.link(path, part)
+    except OSError:  # a file system without links
+        shutil.copyfile(path, part)
+    part.replace(kept)
 
 
 def _remove(path: Path) -> None:

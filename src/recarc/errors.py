@@ -38,3 +38,8 @@ def first_line(error: BaseException) -> str:
     """What an error of somebody else's says, in one line."""
     lines = str(error).strip().splitlines()
     return lines[0][:160] if lines else type(error).__name__
+
+
+def printable(text: object) -> str:
+    """Text for one line of a terminal: control characters, by which a name could fake another line, are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))

@@ -62,5 +62,6 @@ def commit() -> str | None:
 
 
 def _git(*arguments: str, folder: Path) -> str:
-    result = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10)
+    harmless = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]  # a repository may name programs
+    result = subprocess.run(["git", *harmless, *arguments], cwd=folder, capture_output=True, text=True, timeout=10)
     return result.stdout.strip() if result.returncode == 0 else ""

@@ -19,6 +19,7 @@ from recarc.attacks.registry import attack_named, names
 from recarc.cli import app as program
 from recarc.cli.options import number, numbers
 from recarc.errors import InputError
+from recarc.evaluation.fingerprint import fingerprint
 from recarc.models import build
 
 QUICK = ["--data", "digits", "--limit", "24", "--eps", "1/10", "--attack", "adaptive_pgd", "--steps", "2"]
@@ -238,6 +239,28 @@ def test_both_ways_to_call_it_and_help_without_torch() -> None:
     assert "Example: recarc evaluate" in done.stdout
 
 
+def test_python_m_imports_nothing_from_the_working_folder(tmp_path: Path) -> None:
+    for name in ("typer", "torch", "rich"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('hijacked')")
+    done = subprocess.run([sys.executable, "-m", "recarc", "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("recarc "), done.stderr
+
+
+def test_names_cannot_write_to_the_terminal(ensemble: str, tmp_path: Path, capsys: Any) -> None:
+    name = "\x1b[2Jno\nerror: [bold]such[/] \u202eset"
+    assert run("evaluate", ensemble, *QUICK[2:], "--data", tmp_path / name) == 2
+    shown = capsys.readouterr().err
+    assert "\x1b" not in shown and "\u202e" not in shown and shown.count("\n") == 1
+    assert run("evaluate", ensemble, *QUICK, "--quiet", "--out", tmp_path / "run") == 0
+    saved = json.loads((tmp_path / "run" / "run.json").read_text())
+    saved["configuration"]["data"]["name"] = name
+    del saved["checksum"]
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**saved, "checksum": fingerprint(saved)}))
+    assert run("show", tmp_path / "run") == 0
+    shown = capsys.readouterr().out
+    assert "\x1b[2J" not in shown and "\u202e" not in shown and "[bold]such[/]" in shown
+
+
 def test_every_command_has_an_example() -> None:
     commands = [c for group in (program.app, program.data) for c in group.registered_commands]
     assert len(commands) >= 8
@@ -246,7 +269,7 @@ def test_every_command_has_an_example() -> None:
             assert command.callback is not None and "Example: `recarc" in str(command.callback.__doc__), command.name
 
 
-def test_ctrl_c_leaves_a_run_that_goes_on(ensemble: str, tmp_path: Path) -> None:
+def test_sigterm_leaves_a_run_that_goes_on(ensemble: str, tmp_path: Path) -> None:
     knobs = ["--data", "digits", "--limit", "100", "--eps", "0.1", "--attack", "arc", "--steps", "10"]
     knobs += ["--shard-size", "4", "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -255,15 +278,34 @@ def test_ctrl_c_leaves_a_run_that_goes_on(ensemble: str, tmp_path: Path) -> None
     deadline = time.monotonic() + 120
     while len(list((tmp_path / "run").glob("[!.]*.parquet"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     done = len(list((tmp_path / "run").glob("[!.]*.parquet")))
     assert 2 <= done < 25
     assert process.returncode == 3 and out == ""
-    assert "rerun the command to resume" in err and "Traceback" not in err
+    assert f"holds {done} of 25 shards; rerun the command to resume" in err and "Traceback" not in err
     assert run("show", tmp_path / "run") == 0
     rest = recarc(*command[3:], env=environment)
     assert rest.returncode == 0 and json.loads(rest.stdout)["complete"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_signal_says_what_is_kept(
+    number: int, kept: bool, ensemble: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    from recarc.evaluation import engine
+
+    def interrupted(*arguments: Any) -> None:
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(engine, "notify", interrupted)  # after the run was announced
+    before = signal.getsignal(signal.SIGTERM)
+    assert run("evaluate", ensemble, *QUICK, "--quiet", *(["--out", tmp_path / "run"] if kept else [])) == 3
+    line = f"{tmp_path / 'run'} holds 0 of 1 shards; rerun the command to resume" if kept else "nothing is kept"
+    shown = capsys.readouterr().err
+    assert f"interrupted; {line}" in shown and shown.count("interrupted") == 1
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_full_disk_is_one_line(ensemble: str, tmp_path: Path) -> None:

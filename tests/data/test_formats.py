@@ -105,6 +105,28 @@ def test_damage_inside_parquet_never_passes(tmp_path: Path, ten: tuple) -> None:
     one_line(error, str(path))
 
 
+@pytest.mark.parametrize("size", [32, 224])  # decoded into the cache, and on demand
+@pytest.mark.parametrize(
+    "labels, says",
+    [
+        ([0, 1, 200_000_000], "label 200000000 of image 2"),
+        ([0, 1, 2**62], "label"),
+        ([0, 1, 1.5], "does not hold integers"),
+        ([0, 1, None], "does not hold integers"),
+        (["a", "b", "c"], "does not hold integers"),
+    ],
+)
+def test_labels_are_whole_numbers_of_a_sensible_size(labels: list, says: str, size: int, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [{"bytes": files.encoded(x), "path": ""} for x in files.some_images(3, size=size)[0]]
+    pq.write_table(pa.table({"image": rows, "label": labels}), tmp_path / "test.parquet")
+    with pytest.raises(InputError) as error:
+        load(tmp_path / "test.parquet")
+    one_line(error, says)
+
+
 @pytest.mark.parametrize("label", [10, -1])
 def test_labels_out_of_range(tmp_path: Path, ten: tuple, label: int) -> None:
     images, labels = ten

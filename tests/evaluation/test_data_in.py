@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from runs import BALL, QUICK, problem, records_of
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from recarc import InputError, evaluate
+from recarc import InputError, RandomizedEnsemble, evaluate
+from recarc.data import ImageSet
 from recarc.evaluation.samples import as_samples
 
 ENSEMBLE, (X, Y) = problem()
@@ -99,3 +100,20 @@ def stacked(items: list[Any]) -> tuple[Tensor, Tensor]:
 def test_refused(data: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
         evaluate(ENSEMBLE, QUICK, data, BALL, progress=False)
+
+
+def test_classes_without_names_may_be_fewer_than_the_members_know() -> None:
+    """A Parquet set without names is taken to have as many classes as its largest label says."""
+    ensemble, (x, y) = problem()
+    labels = y.numpy() % 3
+
+    def images(*names: str) -> ImageSet:
+        pixels = (255 * x).round().clamp(0, 255).to(torch.uint8).reshape(len(x), 1, 1, 6).numpy()
+        return ImageSet("own", "test", pixels, labels, names, "fingerprint")
+
+    flat = RandomizedEnsemble([nn.Sequential(nn.Flatten(), m) for m in ensemble.members])
+    assert evaluate(flat, QUICK, images("0", "1", "2"), BALL).complete
+    with pytest.raises(InputError, match="has 5 classes, own has 3"):
+        evaluate(flat, QUICK, images("cat", "dog", "bird"), BALL)
+    with pytest.raises(InputError, match="has 5 classes, own has 6"):
+        evaluate(flat, QUICK, images(*"012345"), BALL)

@@ -122,3 +122,21 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert [e.step for e in events.Scalars("so_far/robust_accuracy")] == [8, 16, 20]
     assert np.isclose(events.Scalars("robust_accuracy")[0].value, result.robust_accuracy)
     assert np.isclose(events.Scalars("so_far/robust_accuracy")[-1].value, result.robust_accuracy)
+
+
+def test_a_full_disk_leaves_the_old_csv(tmp_path: Path, monkeypatch: Any) -> None:
+    class Full:
+        def __init__(self, file: Any) -> None:
+            file.write("half")
+
+        def writerow(self, row: Any) -> None:
+            raise OSError("No space left on device")
+
+    ensemble, data = problem()
+    result = evaluate(ensemble, QUICK, data, BALL)
+    path = result.to_csv(tmp_path / "rows.csv")
+    whole = path.read_text()
+    monkeypatch.setattr(csv, "writer", Full)
+    with pytest.raises(OSError, match="No space"):
+        result.to_csv(path)
+    assert path.read_text() == whole and [f.name for f in tmp_path.iterdir()] == ["rows.csv"]

@@ -6,9 +6,11 @@ import errno
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from runs import BALL, QUICK, problem, records_of
 
 from recarc import ARC, AdaptivePGD, Ball, Evaluation, InputError, RandomizedEnsemble, evaluate, save_ensemble
 from recarc.cli import app as program
-from recarc.evaluation import RecarcWarning, RunError, engine
+from recarc.evaluation import Callback, RecarcWarning, RunError, Shard, engine
 from recarc.evaluation import run_folder as folders
 from recarc.evaluation.run_folder import RunFolder
 from recarc.models import build
@@ -75,9 +77,11 @@ def damage(run: Path, kind: str) -> None:
 def test_a_torn_shard_is_found_and_redone(run: Path, kind: str) -> None:
     whole = records_of(run)
     damage(run, kind)
-    with pytest.raises(InputError, match="4 of 5 shards"):
+    says = "4 of 5 shards" if kind == "missing" else r"shard-00002\.parquet is damaged \(.*rerun the command"
+    with pytest.raises(InputError, match=says):
         Evaluation.load(run)
-    assert len(Evaluation.load(run, partial=True)) == 32
+    partial = Evaluation.load(run, partial=True)
+    assert len(partial) == 32 and any("is damaged" in line for line in partial.warnings) == (kind != "missing")
     if kind == "missing":
         again(run)
     else:
@@ -138,6 +142,39 @@ def test_an_edited_run_json_is_one_clear_line(run: Path, edit: Any, message: str
     for call in (lambda: again(run), lambda: Evaluation.load(run)):
         with pytest.raises(InputError, match=message):
             call()
+
+
+@pytest.mark.parametrize(
+    "place, value",
+    [
+        ("samples", 10**15),
+        ("samples", -3),
+        ("samples", "many"),
+        ("shard_size", 0),
+        ("shard_size", 1e-300),
+        ("alpha", [float("nan")]),
+        ("alpha", "half"),
+        ("data", None),
+    ],
+)
+def test_absurd_numbers_in_run_json_are_one_clear_line(run: Path, place: str, value: Any) -> None:
+    """The checksum is right: it protects from accidents, not from strangers."""
+    saved = json.loads((run / "run.json").read_text())
+    config = saved["configuration"]
+    (config["data"] if place == "samples" else config)[place] = value
+    saved["checksum"] = folders._checksum(saved)
+    (run / "run.json").write_text(json.dumps(saved))
+    with pytest.raises(InputError, match="cannot be true") as caught:
+        Evaluation.load(run)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": ' + "9" * 5000 + "}", "\udcff"])
+def test_a_run_json_that_no_parser_likes_is_one_clear_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match="cannot be read") as caught:
+        Evaluation.load(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_run_json_holds_the_whole_configuration(run: Path) -> None:
@@ -220,16 +257,61 @@ def test_a_full_disk_leaves_nothing_half_written(fails_at: int, tmp_path: Path, 
     assert result.complete and len(records_of(run)) == 5
 
 
+class Meanwhile(Callback):
+    """After the first shard of a run, something happens to its folder."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        self.happens = happens
+
+    def shard_done(self, shard: Shard) -> None:
+        if shard.index == 0:
+            self.happens()
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_run_whose_folder_is_replaced_or_removed_leaves_the_new_one_alone(replaced: bool, tmp_path: Path) -> None:
+    path, other = tmp_path / "run", {"attack": AdaptivePGD(steps=9), "ball": Ball("linf", 0.3), **SHARDS}
+    expected = again(tmp_path / "whole", **other).to_json()
+    whole = records_of(tmp_path / "whole")
+
+    def happens() -> None:
+        shutil.rmtree(path)
+        if replaced:
+            again(path, **other)
+
+    with pytest.raises(RunError, match="deleted or replaced"):
+        again(path, callbacks=[Meanwhile(happens)], **SHARDS)
+    assert path.exists() == replaced
+    if replaced:
+        found = again(path, **other).to_json()
+        assert records_of(path) == whole and found["robust_accuracy"] == expected["robust_accuracy"]
+
+
+def test_a_shard_of_another_run_is_refused_and_redone(run: Path, tmp_path: Path) -> None:
+    """Such as one that another run renamed into place at the very last moment."""
+    whole = records_of(run)
+    other = tmp_path / "other"
+    again(other, attack=AdaptivePGD(steps=9), ball=Ball("linf", 0.3), **SHARDS)
+    for suffix in ("json", "parquet"):
+        shutil.copy(other / f"shard-00002.{suffix}", run)
+    assert records_of(run) != whole
+    with pytest.raises(ValueError, match="another run"):
+        RunFolder.open(run).read(2)
+    with pytest.warns(RecarcWarning, match=r"shard-00002\.parquet"):
+        again(run)
+    assert records_of(run) == whole
+
+
 def test_two_runs_that_begin_at_once_do_not_share_a_folder(tmp_path: Path, monkeypatch: Any) -> None:
     """The second one comes while the first has looked for run.json and not yet written it."""
     real, refused = folders.write_all, []
 
-    def slow(files: dict[Path, bytes]) -> None:
+    def slow(files: dict[Path, bytes], *advice: str) -> None:
         if tmp_path / "run.json" in files and not refused:
             refused.append("")
             with pytest.raises(InputError, match="another process"):
                 again(tmp_path, attack=AdaptivePGD(steps=9))
-        real(files)
+        real(files, *advice)
 
     monkeypatch.setattr(folders, "write_all", slow)
     assert again(tmp_path).configuration["attack"]["steps"] == 3

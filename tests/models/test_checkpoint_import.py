@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -359,3 +360,39 @@ def test_a_format_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     imported = import_checkpoint("me", file, tmp_path / "rec", alpha=[0.7, 0.3])
     assert imported.format == "mine" and imported.members[0].mean == (0.5,) * 3
     refused(r"unknown checkpoint format 'mime' \(did you mean 'mine'\?\)", tmp_path / "no", "mime", file)
+
+
+def test_a_checkpoint_that_contains_itself_is_refused(tmp_path: Path) -> None:
+    loop: dict[str, Any] = {}
+    loop["state_dict"] = loop
+    with pytest.raises(InputError, match="contains itself"):
+        import_checkpoint("plain", saved(tmp_path / "loop.pt", loop), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"module." * 300_000 + "weight": torch.zeros(2)},
+        {"model" + "9" * 5000: {"fc.weight": torch.zeros(2)}},
+        {10**5000: {"fc.weight": torch.zeros(2)}},
+        {"models": {10**5000: 1}},
+    ],
+)
+def test_absurd_names_are_refused_in_one_line(content: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        import_checkpoint("plain", saved(tmp_path / "names.pt", content), tmp_path / "out")
+    assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
+
+
+def test_small_files_of_large_tensors_and_pipes_are_refused(tmp_path: Path) -> None:
+    repeated = saved(tmp_path / "repeated.pt", {"fc.weight": torch.zeros(1).expand(10**6, 10**4)})
+    refused("describes tensors of", tmp_path / "out", "plain", repeated)
+    sparse = torch.sparse_coo_tensor(torch.zeros(2, 1, dtype=torch.long), torch.ones(1), (10**6, 10**6))
+    refused("not plain arrays", tmp_path / "out", "plain", saved(tmp_path / "sparse.pt", {"fc.weight": sparse}))
+    os.mkfifo(tmp_path / "pipe.pt")
+    refused("not a plain file", tmp_path / "out", "plain", tmp_path / "pipe.pt")
+    plain = saved(tmp_path / "plain.pt", {"fc.weight": torch.zeros(10**6)})
+    with zipfile.ZipFile(plain) as old, zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry))
+    refused("unpack to", tmp_path / "out", "plain", tmp_path / "packed.pt")

@@ -20,7 +20,7 @@ from recarc.cli.app import run as command_line
 from recarc.models import build
 from recarc.models.store import save_ensemble
 from recarc.training import TrainingError, train
-from recarc.training.checkpoint import STATE
+from recarc.training.checkpoint import PREVIOUS, STATE
 from recarc.training.stage_trainer import StageTrainer
 
 OWN = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))  # a module that no folder can describe
@@ -141,7 +141,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: Any)
     with pytest.raises(TrainingError, match=r"the disk is full; the checkpoint of step 3 is in .*; rerun the command"):
         small("natural", out=tmp_path / "run", epochs=1, checkpoint_minutes=0.0)
     assert torch.load(tmp_path / "run.part" / STATE, weights_only=True)["step"] == 3
-    assert sorted(p.name for p in (tmp_path / "run.part").iterdir()) == [".lock", STATE, "training.json"]
+    assert sorted(p.name for p in (tmp_path / "run.part").iterdir()) == [".lock", PREVIOUS, STATE, "training.json"]
 
 
 def test_the_command_trains_and_evaluates_its_result(tmp_path: Path, capsys: Any) -> None:

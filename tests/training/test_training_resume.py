@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torch.nn.utils import parameters_to_vector
 from recarc import InputError, RandomizedEnsemble, atomic
 from recarc.models.store import load_ensemble
 from recarc.training import Interrupted, SpeedOptions, TrainingError
-from recarc.training.checkpoint import STATE, CheckpointFolder
+from recarc.training.checkpoint import PREVIOUS, STATE, CheckpointFolder, sealed
 
 HERE = Path(__file__).parent
 SETTINGS: dict[str, Any] = {
@@ -112,10 +113,11 @@ def test_stopped_at_any_step_a_run_resumes_exactly(tmp_path: Path, method: str, 
     ends, between = iter((7, 9, 30)), Loop._between_steps
     stop_at = [next(ends)]
 
-    def interrupted(self: Loop, step: int, stopped: bool) -> bool:
-        done = [stop_at[0] == 0]
+    def interrupted(self: Loop, step: int, stop: threading.Event) -> bool:
+        if stop_at[0] == 0:
+            stop.set()
         stop_at[0] -= 1
-        return between(self, step, stopped or done[0])
+        return between(self, step, stop)
 
     monkeypatch.setattr(Loop, "_between_steps", interrupted)
     out = tmp_path / method
@@ -160,7 +162,7 @@ def test_a_run_resumes_on_another_kind_of_device(tmp_path: Path) -> None:
     state = torch.load(path, weights_only=True)
     for stage in state["stages"].values():  # as a GPU's generator leaves it
         stage |= {"device": "cuda", "generator": torch.zeros(16, dtype=torch.uint8)}
-    torch.save(state, path)
+    path.write_bytes(sealed(state))
     small("at", out=tmp_path / "run", **{**SETTINGS, "say": lines.append})
     assert "started on cuda: the random numbers differ from here on" in lines
 
@@ -206,7 +208,12 @@ def test_an_unfinished_run_of_another_command_is_not_touched(tmp_path: Path, mon
     from recarc.training.loop import Loop
 
     out, between = tmp_path / "run", Loop._between_steps
-    monkeypatch.setattr(Loop, "_between_steps", lambda self, step, _: between(self, step, True))
+
+    def stopped(self: Loop, step: int, stop: threading.Event) -> bool:
+        stop.set()
+        return between(self, step, stop)
+
+    monkeypatch.setattr(Loop, "_between_steps", stopped)
     with pytest.raises(Interrupted):
         small("natural", out=out, epochs=1)
     before = (tmp_path / "run.part" / STATE).read_bytes()
@@ -216,7 +223,7 @@ def test_an_unfinished_run_of_another_command_is_not_touched(tmp_path: Path, mon
         small("natural", out=out, epochs=1, changes={"lr": 0.05})
     assert (tmp_path / "run.part" / STATE).read_bytes() == before
     (tmp_path / "run.part" / STATE).write_bytes(before[: len(before) // 2])
-    with pytest.raises(InputError, match=r"cannot be read .*delete"):
+    with pytest.raises(InputError, match=r"is damaged .*delete"):
         small("natural", out=out, epochs=1)
 
 
@@ -267,6 +274,40 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [p.name for p in other.iterdir()] == ["notes.txt"]
 
 
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_resumed(tmp_path: Path) -> None:
+    """Any single bit: torch.load alone gives other weights without a word."""
+    out, part = tmp_path / "run", tmp_path / "run.part"
+    first = opened(out)
+    for step in (3, 5):
+        first.save({"step": step, "stages": {}, "weights": torch.arange(100.0)}, step)
+    first.release()
+    newest, previous = (part / STATE).read_bytes(), (part / PREVIOUS).read_bytes()
+    for position in range(7, 8 * len(newest), 8 * len(newest) // 16):
+        damaged = bytearray(newest)
+        damaged[position // 8] ^= 1 << position % 8
+        (part / STATE).write_bytes(damaged)
+        (part / PREVIOUS).write_bytes(previous)
+        folder = CheckpointFolder(out, {"seed": 0}, 60.0)
+        state = folder.open()
+        folder.release()
+        assert state is not None and state["step"] == 3 and torch.equal(state["weights"], torch.arange(100.0))
+        assert "checkpoint.pt is damaged" in folder.note and "the one before, of step 3" in folder.note
+        assert (part / STATE).read_bytes() == previous  # never rotated away by the next one
+    (part / STATE).write_bytes(newest[:-1])
+    with pytest.raises(InputError, match="no whole one before it: delete"):
+        CheckpointFolder(out, {"seed": 0}, 60.0).open()
+
+
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(tmp_path: Path) -> None:
+    undisturbed, lines = small("natural", **SETTINGS), []
+    stopped_run(tmp_path / "run", "natural", 5, **SETTINGS)
+    (tmp_path / "run.part" / STATE).write_bytes(b"")
+    resumed = small("natural", out=tmp_path / "run", **{**SETTINGS, "say": lines.append})
+    assert any("resuming from the one before, of step 4" in line for line in lines)
+    one, other = undisturbed.members[0], resumed.members[0]
+    assert torch.equal(parameters_to_vector(one.parameters()), parameters_to_vector(other.parameters()))  # type: ignore[union-attr]
+
+
 def test_a_checkpoint_folder_that_vanished_is_not_recreated(tmp_path: Path) -> None:
     out, part = tmp_path / "run", tmp_path / "run.part"
     first = opened(out)
@@ -291,7 +332,38 @@ def test_ctrl_c_ends_after_a_step_with_a_checkpoint(tmp_path: Path) -> None:
         if "epoch 2/" in line:
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(Interrupted, match="step 41"):
+    with pytest.raises(Interrupted, match="step 40"):
         small("natural", out=out, say=say, **settings)
-    assert torch.load(tmp_path / "natural.part" / STATE, weights_only=True)["step"] == 41
+    assert torch.load(tmp_path / "natural.part" / STATE, weights_only=True)["step"] == 40
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_last_validation_is_not_swallowed(number: int, tmp_path: Path, monkeypatch: Any) -> None:
+    from recarc.training import loop
+
+    out, settings, calls = tmp_path / "natural", {**SETTINGS, "epochs": 0.2, "checkpoint_minutes": 60.0}, []
+    undisturbed = small("natural", members=2, **settings)
+
+    def signalled(trainer: Any, data: Any) -> dict[str, float]:
+        calls.append(trainer.stage.name)
+        if len(calls) == 1:
+            os.kill(os.getpid(), number)
+        return validate(trainer, data)
+
+    validate = loop.validate
+    monkeypatch.setattr(loop, "validate", signalled)
+    with pytest.raises(Interrupted, match=r"checkpoint of step 4 .*rerun"):
+        small("natural", members=2, out=out, **settings)
+    resumed = small("natural", members=2, out=out, **settings)
+    assert len(calls) == 2  # the first member was finished
+    for one, other in zip(undisturbed.members, resumed.members):
+        assert torch.equal(parameters_to_vector(one.parameters()), parameters_to_vector(other.parameters()))  # type: ignore[union-attr]
+
+
+def test_a_signal_that_nobody_noticed_ends_the_run_after_the_loop() -> None:
+    from recarc.training.loop import stop_signals
+
+    with pytest.raises(KeyboardInterrupt), stop_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +39,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "theory": theory,
     "train": train,
 }
-NOT_RESUMABLE = {"alpha", "data", "import", "report", "show", "theory", "zoo"}
 
 app = typer.Typer(
     help="How robust is a randomized ensemble of classifiers, really?",
@@ -54,8 +55,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         try:
             with working_folder_importable() if kwargs.get("trust_code") else nullcontext():
                 command(*args, **kwargs)
-        except KeyboardInterrupt:
-            raise Interrupted from None  # the command-line library would handle Ctrl-C itself
+        except KeyboardInterrupt as stop:
+            raise Interrupted(str(stop)) from None  # the command-line library would handle Ctrl-C itself
 
     return inner
 
@@ -69,6 +70,23 @@ def working_folder_importable() -> Iterator[None]:
         yield
     finally:
         sys.path.remove(folder)
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM, as schedulers send it, ends a command like Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _print_version(wanted: bool) -> None:
@@ -103,12 +121,11 @@ def run(arguments: Sequence[str], program: typer.Typer = app, name: str = "recar
     verbose = "--verbose" in arguments
     words = [word for word in arguments if word != "--verbose"]
     try:
-        with warnings.catch_warnings(), started_by([*name.split(), *words]):
+        with warnings.catch_warnings(), sigterm_interrupts(), started_by([*name.split(), *words]):
             warnings.showwarning = _show_warning
             program(["--verbose"] * verbose + words, prog_name=name)
     except (Interrupted, KeyboardInterrupt) as stop:
-        hint = "" if NOT_RESUMABLE & set(words[:1]) else "; with --out, rerun the command to resume"
-        print_note(str(stop) or f"interrupted{hint}")
+        print_note(str(stop) or "interrupted")
         return 3
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
@@ -133,4 +150,5 @@ def _show_warning(
     if issubclass(category, RecarcWarning):
         print_note(f"warning: {message}")
     else:
-        print_note(warnings.formatwarning(message, category, filename, lineno).rstrip())
+        for text in warnings.formatwarning(message, category, filename, lineno).rstrip().splitlines():
+            print_note(text)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from recarc.errors import printable
+
 if TYPE_CHECKING:
     from recarc.evaluation import Evaluation
 
@@ -19,19 +21,20 @@ def print_json(value: dict[str, Any]) -> None:
 def print_note(text: str) -> None:
     """One line on standard error; under torchrun it names the process."""
     rank = f"[rank {os.environ['RANK']}] " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
-    print(f"{rank}{text}", file=sys.stderr, flush=True)
+    print(f"{rank}{printable(text)}", file=sys.stderr, flush=True)
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
     """A table whose first column is text and whose others are numbers."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=None if title is None else Text(printable(title)), title_justify="left")
     for k, name in enumerate(head):
         table.add_column(name, justify="right" if k else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(printable(cell)) for cell in row))
     Console().print(table)
 
 
@@ -92,7 +95,6 @@ def print_evaluation(result: Evaluation) -> None:
 
 def _print_headline(result: Evaluation) -> None:
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     from recarc.evaluation.fingerprint import attack_text, eps_text
@@ -102,9 +104,9 @@ def _print_headline(result: Evaluation) -> None:
     count = f"{len(result)}" if result.complete else f"{len(result)} of {result.expected_samples}"
     passes = f"{result.forward_passes:,} forward and {result.backward_passes:,} backward sample-passes"
     rows = {
-        "data": f"{data.get('name')}{split}, {count} samples{'' if result.complete else ' so far'}",
-        "attack": escape(attack_text(result.configuration.get("attack"))),
-        "ball": f"{ball.get('norm')}, eps {eps_text(ball.get('eps'))}",
+        "data": _escaped(f"{data.get('name')}{split}, {count} samples{'' if result.complete else ' so far'}"),
+        "attack": _escaped(attack_text(result.configuration.get("attack"))),
+        "ball": _escaped(f"{ball.get('norm')}, eps {eps_text(ball.get('eps'))}"),
         "clean accuracy": str(result.clean),
         "robust accuracy": f"[bold]{result.robust}[/bold]",
     }
@@ -116,3 +118,10 @@ def _print_headline(result: Evaluation) -> None:
     for row in rows.items():
         table.add_row(*row)
     Console().print(table)
+
+
+def _escaped(text: str) -> str:
+    """A name that somebody chose, as it is: no markup, no control characters."""
+    from rich.markup import escape
+
+    return escape(printable(text))

@@ -9,6 +9,7 @@ import typer
 
 from recarc.cli import options
 from recarc.cli.output import print_evaluation, print_json, summary
+from recarc.errors import printable
 
 
 def report(
@@ -71,7 +72,7 @@ def show(
         return
     print_evaluation(result)
     for text in result.warnings:
-        print(f"warning: {text}")
+        print(f"warning: {printable(text)}")
     if rescored is not None:
         print(f"at alpha {alpha}: {rescored}")
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 RESIZE, CROP = 256, 224  # ImageNet's usual evaluation transform
 MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # Pillow knows some that start other programs
+MOST_PIXELS = 2**26
 GREY_MODES = {"1", "L", "LA"}
 
 
@@ -24,9 +26,11 @@ def open_image(data: bytes, name: str) -> Image:
     from PIL import Image
 
     try:
-        image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise _broken(name, error) from None
+    if image.width * image.height > MOST_PIXELS:
+        raise InputError(f"{name} is {image.width}x{image.height}; expected at most {MOST_PIXELS} pixels: resize it")
     if image.mode not in MODES:
         raise InputError(
             f"{name} has pixels of mode {image.mode}; expected 8 bits per channel: convert it to PNG or JPEG"
@@ -37,8 +41,10 @@ def open_image(data: bytes, name: str) -> Image:
 def _convert(image: Image, channels: int, name: str) -> Image:
     from PIL import Image
 
+    mode = "L" if channels == 1 else "RGB"
     try:
-        return image.convert("L" if channels == 1 else "RGB")
+        image.load()
+        return image if image.mode == mode else image.convert(mode)
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error) as error:
         raise _broken(name, error) from None
     except Image.DecompressionBombError as error:
@@ -67,6 +73,8 @@ def cropped(data: bytes, name: str) -> np.ndarray:
         width, height = image.size
         short = min(width, height)
         size = (RESIZE * width // short, RESIZE * height // short)
+        if size[0] * size[1] > MOST_PIXELS:
+            raise InputError(f"{name} is {width}x{height}; expected an image that can be cropped to a square")
         image = image.resize(size, Image.Resampling.BILINEAR)
         left, top = round((size[0] - CROP) / 2), round((size[1] - CROP) / 2)
         image = image.crop((left, top, left + CROP, top + CROP))

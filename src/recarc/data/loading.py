@@ -16,7 +16,7 @@ import numpy as np
 
 from recarc.data import cache
 from recarc.data.catalog import CATALOG, Spec, named, owner, squeeze
-from recarc.data.formats import Format, check_labels, known_formats, layouts
+from recarc.data.formats import MOST_CLASSES, Format, check_labels, known_formats, layouts
 from recarc.data.imageset import ImageSet, StreamedImages, fingerprint
 from recarc.errors import InputError, unknown
 
@@ -102,8 +102,8 @@ def materialise(name: str, split: str, files: Format, spec: Spec | None) -> Imag
         reader, labels = streamed
         if not len(labels):
             raise InputError(f"{files.where} holds no images; expected some")
+        check_labels(labels, len(classes) if classes else MOST_CLASSES, files.where)
         classes = classes or tuple(str(i) for i in range(int(labels.max()) + 1))
-        check_labels(labels, len(classes), files.where)
         images = StreamedImages(reader)
         mark = fingerprint(images, labels, 255)
         return ImageSet(name, split, images, labels, classes, mark, f"stream of {files.where}")

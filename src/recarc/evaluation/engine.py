@@ -24,7 +24,7 @@ from recarc.evaluation.progress import Progress, Shard, notify, progress_bar
 from recarc.evaluation.records import Records, joined
 from recarc.evaluation.result import Evaluation
 from recarc.evaluation.resume import check_rank, create_or_resume, saved_configuration, shards_to_do
-from recarc.evaluation.run_folder import RunFolder, locked
+from recarc.evaluation.run_folder import RunFolder, interruptible, locked
 from recarc.evaluation.samples import as_samples
 from recarc.evaluation.tiling import Passes, reproducible
 from recarc.geometry import Ball
@@ -62,7 +62,7 @@ def evaluate(
     """
     ensemble, samples = as_ensemble(ensemble), as_samples(data)
     settings = Settings(precision, batch_size, shard_size, tile, save_inputs)
-    with checks.collect_warnings() as warned, ExitStack() as stack:
+    with interruptible(out), checks.collect_warnings() as warned, ExitStack() as stack:
         checks.check_modes(ensemble)
         ranks = stack.enter_context(joined_ranks())
         if out is None and ranks.world > 1:
@@ -73,6 +73,7 @@ def evaluate(
         stack.enter_context(reproducible(prepared.device))
         run = _Process(prepared, ranks, progress, callbacks)
         folder = ranks.agree(lambda: run.open(path, resume, stack))
+        folder.temporary = out is None
         ranks.together(lambda: check_rank(folder, ranks.rank, prepared.config, prepared.first_logits))
         todo = ranks.agree(lambda: shards_to_do(folder, run.environment))
         run.announce(folder, todo, warned)
@@ -99,8 +100,10 @@ class _Process:
 
     def open(self, path: Path, resume: bool, stack: ExitStack) -> RunFolder:
         """The run folder, new or resumed, locked until the stack unwinds."""
-        stack.enter_context(locked(path))
-        return create_or_resume(path, self.prepared.config, self.prepared.first_logits, self.environment, resume)
+        lock = stack.enter_context(locked(path))
+        folder = create_or_resume(path, self.prepared.config, self.prepared.first_logits, self.environment, resume)
+        folder.lock = lock
+        return folder
 
     def announce(self, folder: RunFolder, todo: list[int], warned: Sequence[str]) -> None:
         """On the first rank: check the members, record the warnings so far, notify the callbacks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,7 +118,7 @@ def _first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: 
     logits = members.logits(x)
     classes = logits.shape[-1]
     names = getattr(samples, "classes", None)
-    if names is not None and len(names) != classes:
+    if names is not None and (len(names) > classes or (len(names) < classes and not _only_numbers(names))):
         raise InputError(
             f"the ensemble has {classes} classes, {samples.name} has {len(names)}; "
             "was the ensemble trained on this data set?"
@@ -126,6 +127,11 @@ def _first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: 
     if isinstance(labels, Tensor):
         check_labels(labels, classes)
     return logits
+
+
+def _only_numbers(names: Sequence[str]) -> bool:
+    """Whether classes have no names, so that there may be more of them than occur among the labels."""
+    return list(names) == [str(i) for i in range(len(names))]
 
 
 def _try_members(ensemble: RandomizedEnsemble, x: Tensor) -> None:

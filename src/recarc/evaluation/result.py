@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from recarc.atomic import replacing
 from recarc.ensemble import rounded, validated_alpha
 from recarc.errors import InputError
 from recarc.evaluation.intervals import mean_interval
@@ -59,14 +60,17 @@ class Evaluation:
     def load(cls, path: str | Path, partial: bool = False) -> Evaluation:
         """The evaluation in a run folder; an unfinished one is refused unless `partial`."""
         folder = RunFolder.open(path)
-        parts, costs, bad = [], [], []
+        parts, costs, bad, damaged = [], [], [], []
         for k in range(folder.shards):
             try:
                 records, cost = folder.read(k)
                 parts.append(records)
                 costs.append(cost)
-            except ValueError:
+            except ValueError as error:
                 bad.append(k)
+                damaged += [phrase] if (phrase := folder.damaged(k, error)) else []
+        if damaged and not (partial and parts):
+            raise InputError(f"{damaged[0]}; rerun the command of {path} to compute it again")
         if bad and not (partial and parts):
             done = folder.shards - len(bad)
             raise InputError(
@@ -82,7 +86,7 @@ class Evaluation:
             backward_passes=sum(int(cost["backward"]) for cost in costs),
             expected_samples=folder.samples,
             path=Path(path),
-            warnings=list(summary.get("warnings", [])),
+            warnings=[*summary.get("warnings", []), *damaged],
             signals=[Signal.from_json(saved) for saved in summary.get("signals", [])],
         )
 
@@ -284,7 +288,7 @@ class Evaluation:
     def to_csv(self, path: str | Path) -> Path:
         """The rows of `to_pandas` as a CSV file, written without pandas."""
         table, path = columns(self), Path(path)
-        with path.open("w", newline="") as file:
+        with replacing(path) as part, part.open("x", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(table)
             writer.writerows(zip(*(column.tolist() for column in table.values())))

@@ -117,7 +117,7 @@ def shards_to_do(folder: RunFolder, environment: Json) -> list[int]:
     if todo:
         _compare_versions(folder, environment)
     for k in damaged:
-        warn(f"{folder.file(k)} is damaged and will be computed again")
+        warn(f"{folder.file(k)} is damaged or another run's and will be computed again")
     return todo
 
 

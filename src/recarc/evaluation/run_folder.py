@@ -14,7 +14,7 @@ import numpy as np
 
 from recarc import atomic
 from recarc.atomic import LOCK, PART
-from recarc.errors import InputError, RunError
+from recarc.errors import InputError, RunError, first_line
 from recarc.evaluation.fingerprint import Json, fingerprint
 from recarc.evaluation.masking import Signal
 from recarc.evaluation.records import Records, from_parquet, to_parquet
@@ -22,20 +22,32 @@ from recarc.evaluation.records import Records, from_parquet, to_parquet
 SavedLogits = list[list[str] | None]  # per member on the first samples, a line each; None: the member is random
 
 FORMAT = 1
+MOST_SAMPLES, MOST_SHARDS = 10**9, 10**6
+KEPT = "finished shards are kept, so free some space and rerun the command to resume"
 RUN, SUMMARY = "run.json", "summary.json"
 
 
 class RunFolder:
-    """The folder of a run: shard k holds the records of samples k * shard_size ... (k + 1) * shard_size - 1."""
+    """The folder of a run: shard k holds the records of samples k * shard_size ... (k + 1) * shard_size - 1.
+
+    Every shard carries the fingerprint of its run. Of several processes the first one holds the lock.
+    """
+
+    lock: atomic.Lock | None = None
+    temporary = False  # deleted at the end of the evaluation
 
     def __init__(self, path: str | Path, run: Json) -> None:
         self.path = Path(path)
         self.run = run
+        self.fingerprint: str = run["fingerprint"]
         self.configuration: Json = run["configuration"]
         self.environment: Json = run["environment"]
         self.first_logits: SavedLogits = run["first_logits"]
         self.shard_size = int(self.configuration["shard_size"])
         self.samples = int(self.configuration["data"]["samples"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "lock": None}  # a lock stays with its process
 
     @property
     def shards(self) -> int:
@@ -46,16 +58,21 @@ class RunFolder:
         """An existing run; one clear line if run.json is missing, edited or damaged."""
         file = Path(path) / RUN
         try:
-            run = json.loads(file.read_text(encoding="utf-8"))
+            run = json.loads(atomic.read_plain(file).decode())
         except FileNotFoundError:
             raise InputError(f"{path} is not a run folder: it has no {RUN}") from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise InputError(f"{file} cannot be read ({error}); restore it, or start again in another folder") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(
+                f"{file} cannot be read ({first_line(error)}); restore it, or start again in another folder"
+            ) from None
         if not isinstance(run, dict) or run.get("format") != FORMAT:
             version = run.get("format") if isinstance(run, dict) else None
             raise InputError(f"{file} has format {version!r}; this version reads format {FORMAT}")
         if run.get("checksum") != _checksum(run):
             raise InputError(f"{file} was edited or damaged (its checksum differs); restore it, or use another folder")
+        absurd = _absurd(run)
+        if absurd:
+            raise InputError(f"{file} cannot be true: {absurd}; restore it, or start again in another folder")
         return cls(path, run)
 
     @classmethod
@@ -70,13 +87,23 @@ class RunFolder:
     def summary(self) -> Json:
         """The summary of a finished run; of an unfinished one, the warnings so far, if any."""
         try:
-            summary = json.loads((self.path / SUMMARY).read_bytes())
+            summary = json.loads(atomic.read_plain(self.path / SUMMARY))
         except (OSError, ValueError):
             return {}
         return summary if isinstance(summary, dict) else {}
 
     def write_summary(self, summary: Json) -> None:
-        write_all({self.path / SUMMARY: json.dumps(summary, indent=2).encode()})
+        self._write({self.path / SUMMARY: json.dumps(summary, indent=2).encode()})
+
+    def _write(self, files: Mapping[Path, bytes]) -> None:
+        """Write into this very run, not into a folder of the same name that was made meanwhile."""
+        try:
+            same = RunFolder.open(self.path).run["checksum"] == self.run["checksum"]
+        except InputError:
+            same = False
+        if not same or (self.lock is not None and not self.lock.in_place()):
+            raise RunError(f"{self.path} was deleted or replaced while this run was writing to it; start it again")
+        write_all(files, "nothing is kept, as no run folder was given" if self.temporary else KEPT)
 
     def record_warnings(self, warnings: Sequence[str], signals: Sequence[Signal]) -> None:
         """Record warnings before the first attack, so that a run that stops early has them too."""
@@ -97,20 +124,27 @@ class RunFolder:
     def commit(self, k: int, records: Records, cost: Json, inputs: bytes | None) -> None:
         """Put a finished shard in place: all files are written first, then renamed, the records last."""
         data = to_parquet(records)
-        side = {**cost, "rows": len(records), "sha256": hashlib.sha256(data).hexdigest()}
+        side = {
+            **cost,
+            "run": self.run["fingerprint"],
+            "rows": len(records),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
         files: dict[Path, bytes] = {}
         if inputs is not None:
             side["inputs_sha256"] = hashlib.sha256(inputs).hexdigest()
             files[self.file(k, "inputs.safetensors")] = inputs
         files[self.file(k, "json")] = json.dumps(side).encode()
         files[self.file(k)] = data
-        write_all(files)
+        self._write(files)
 
     def read(self, k: int, inputs: bool = False) -> tuple[Records, Json]:
-        """A shard and its cost; ValueError if it is missing, torn or differs from its checksum."""
+        """A shard and its cost; ValueError if it is missing, torn, another run's, or differs from its checksum."""
         try:
-            side = json.loads(self.file(k, "json").read_bytes())
-            data = self.file(k).read_bytes()
+            side = json.loads(atomic.read_plain(self.file(k, "json")))
+            if side.get("run", self.fingerprint) != self.fingerprint:  # early runs did not record it
+                raise ValueError("it belongs to another run")
+            data = atomic.read_plain(self.file(k))
             if hashlib.sha256(data).hexdigest() != side["sha256"]:
                 raise ValueError("its checksum differs")
             records = from_parquet(data)
@@ -118,12 +152,16 @@ class RunFolder:
             if not np.array_equal(records.index, np.arange(rows.start, rows.stop)):
                 raise ValueError(f"it does not hold samples {rows.start}..{rows.stop - 1}")
             if inputs:
-                saved = self.file(k, "inputs.safetensors").read_bytes()
+                saved = atomic.read_plain(self.file(k, "inputs.safetensors"))
                 if hashlib.sha256(saved).hexdigest() != side["inputs_sha256"]:
                     raise ValueError("the checksum of its inputs differs")
             return records, side
-        except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError(str(error)) from None
+
+    def damaged(self, k: int, error: ValueError) -> str:
+        """What is wrong with a shard that could not be read; "" if it was never written."""
+        return f"{self.file(k)} is damaged ({error})" if self.file(k).exists() else ""
 
     def pending(self) -> tuple[list[int], list[int]]:
         """The shards still to be computed, and those among them that exist but are damaged."""
@@ -140,7 +178,7 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def locked(path: str | Path) -> Iterator[None]:
+def locked(path: str | Path) -> Iterator[atomic.Lock]:
     """One writer at a time, even before there is a run; the system frees the lock of a killed process."""
     folder = Path(path)
     try:
@@ -151,19 +189,53 @@ def locked(path: str | Path) -> Iterator[None]:
     others = sorted(name for name in names if name != LOCK and PART not in name)
     if others and not (folder / RUN).exists():
         raise InputError(f"{path} holds other files ({others[0]}) and no {RUN}; choose another folder")
-    with atomic.lock_folder(folder):
+    with atomic.lock_folder(folder) as lock:
+        yield lock
+
+
+@contextlib.contextmanager
+def interruptible(out: str | Path | None) -> Iterator[None]:
+    """Ctrl-C says what there is to resume."""
+    try:
         yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; {_kept(out)}") from None
 
 
-def write_all(files: Mapping[Path, bytes]) -> None:
+def _kept(out: str | Path | None) -> str:
+    if out is None:
+        return "nothing is kept, as no run folder was given (--out)"
+    try:
+        folder = RunFolder.open(out)
+    except InputError:
+        return f"nothing was written to {out} yet"
+    done = sum(folder.file(k).exists() for k in range(folder.shards))
+    return f"{out} holds {done} of {folder.shards} shards; rerun the command to resume"
+
+
+def write_all(files: Mapping[Path, bytes], advice: str = KEPT) -> None:
     """Write all of the files or none; a full disk is one clear line."""
     try:
         atomic.write_all(files)
     except OSError as error:
-        raise RunError(
-            f"cannot write {next(iter(files))}: {error.strerror or error}; finished shards are kept, "
-            "so free some space and rerun the command to resume"
-        ) from None
+        raise RunError(f"cannot write {next(iter(files))}: {error.strerror or error}; {advice}") from None
+
+
+def _absurd(run: Json) -> str:
+    """What in a run.json that is whole cannot have been written by an evaluation; "" if nothing."""
+    try:
+        config = run["configuration"]
+        samples, size, alpha = config["data"]["samples"], config["shard_size"], config["alpha"]
+        if not (isinstance(samples, int) and isinstance(size, int) and 0 < samples <= MOST_SAMPLES and size > 0):
+            return f"{samples!r:.20} samples in shards of {size!r:.20}"
+        if samples / size > MOST_SHARDS:
+            return f"{samples // size} shards"
+        if not alpha or not all(isinstance(a, (int, float)) and 0 <= a <= 1 for a in alpha):
+            return f"the probabilities {alpha!r:.40}"
+        dict(run["environment"]), list(run["first_logits"]), str(run["fingerprint"])
+    except (KeyError, TypeError, ValueError) as error:
+        return f"{type(error).__name__} {error!s:.60}"
+    return ""
 
 
 def _checksum(run: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ import io
 import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from recarc.atomic import read_plain
 from recarc.errors import InputError, first_line
 
 State = dict[str, Tensor]
@@ -26,7 +28,7 @@ _SHOWN = 8
 def read_bytes(path: Path) -> tuple[bytes, str]:
     """The contents of a file and their SHA-256; the caller parses the very bytes that were hashed."""
     try:
-        data = path.read_bytes()
+        data = read_plain(path)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
     except OSError as error:
@@ -42,6 +44,7 @@ def parse(data: bytes, path: Path) -> Any:
         except Exception as error:
             raise InputError(f"{path} is not a readable safetensors file: {first_line(error)}") from None
     try:
+        _check_archive(data)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols; an unreadable file is an error below
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -58,6 +61,15 @@ def parse(data: bytes, path: Path) -> Any:
         raise InputError(
             f"{path} cannot be read as a file of tensors (corrupt, truncated or of another kind): {reason}"
         ) from None
+
+
+def _check_archive(data: bytes) -> None:
+    """torch.save compresses nothing, so an archive that unpacks to more than its size was made to fill the memory."""
+    if data.startswith(b"PK"):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > len(data):
+            raise ValueError(f"{len(data)} bytes unpack to {size}")
 
 
 def parse_state(data: bytes, path: Path) -> State:

@@ -1,8 +1,12 @@
-"""Checkpoints: an unfinished run in one file, replaced atomically and read without executing code."""
+"""Checkpoints: an unfinished run in one file, replaced atomically and read without executing code.
+
+A file ends with a checksum, and the one before is kept: a damaged checkpoint costs the minutes between the two.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
 import os
@@ -19,7 +23,8 @@ from recarc import atomic
 from recarc.errors import InputError, RunError, first_line
 from recarc.runtime import Ranks
 
-CONFIG, STATE = "training.json", "checkpoint.pt"
+CONFIG, STATE, PREVIOUS = "training.json", "checkpoint.pt", "checkpoint.previous.pt"
+SEAL = b"recarc sha256 "  # then 32 bytes: the end of a checkpoint, which torch.load ignores
 
 
 class TrainingError(RunError):
@@ -39,6 +44,7 @@ class CheckpointFolder:
         self.seconds = 60 * minutes
         self.saved_at = time.monotonic()
         self.last_step: int | None = None
+        self.note = ""  # about the checkpoint that was read
         self._lock: atomic.Lock | None = None
 
     def open(self) -> dict[str, Any] | None:
@@ -56,8 +62,24 @@ class CheckpointFolder:
         atomic.sweep(self.folder)
         if not started:
             self._write(self.folder / CONFIG, json.dumps(self.config, indent=2).encode())
-        path = self.folder / STATE
-        return _read(path) if path.exists() else None
+        return self._read(self.folder / STATE, self.folder / PREVIOUS)
+
+    def _read(self, newest: Path, previous: Path) -> dict[str, Any] | None:
+        """The newest checkpoint that is whole; None if there is none at all."""
+        damaged = ""
+        for path in (path for path in (newest, previous) if path.exists()):
+            try:
+                state = _unsealed(path)
+            except ValueError as error:
+                damaged = damaged or f"{path} is damaged ({error})"
+                continue
+            if damaged:
+                self.note = f"{damaged}; resuming from the one before, of step {state['step']}"
+                path.replace(newest)
+            return state
+        if damaged:
+            raise InputError(f"{damaged}, and there is no whole one before it: delete {newest.parent} to start over")
+        return None
 
     def _check(self, out: Path, folder: Path) -> bool:
         """Whether this run was started before; refuses what belongs to another run or is something else."""
@@ -66,7 +88,7 @@ class CheckpointFolder:
         if not folder.exists() or {path.name for path in folder.iterdir()} <= {atomic.LOCK}:
             return False
         try:
-            saved = json.loads((folder / CONFIG).read_text())
+            saved = json.loads(atomic.read_plain(folder / CONFIG))
         except (OSError, ValueError):
             saved = None
         if not isinstance(saved, dict):
@@ -84,7 +106,7 @@ class CheckpointFolder:
         return self.folder is not None and time.monotonic() - self.saved_at >= self.seconds
 
     def save(self, state: dict[str, Any], step: int) -> None:
-        """Replace the checkpoint; the old one stays until the new one is safely on disk."""
+        """Write a checkpoint; the one before stays beside it."""
         self.saved_at = time.monotonic()
         if self.folder is None:
             return
@@ -94,9 +116,7 @@ class CheckpointFolder:
                     f"{self.folder} was deleted or moved during training, so no checkpoint can be written: put it back "
                     "and rerun the command to resume, or rerun it without to start over"
                 )
-            buffer = io.BytesIO()
-            torch.save(state, buffer)
-            self._write(self.folder / STATE, buffer.getbuffer())
+            self._write(self.folder / STATE, sealed(state), self.folder / PREVIOUS)
         self.last_step = step
 
     def status(self) -> str:
@@ -120,19 +140,34 @@ class CheckpointFolder:
             self._lock.release()
         self._lock = None
 
-    def _write(self, path: Path, data: Any) -> None:
+    def _write(self, path: Path, data: Any, previous: Path | None = None) -> None:
         try:
-            atomic.write_bytes(path, data)
+            atomic.write_bytes(path, data, previous)
         except OSError as error:
             raise TrainingError(disk_message(error, path, self.status())) from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def sealed(state: dict[str, Any]) -> memoryview:
+    """The contents of a checkpoint file."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    digest = hashlib.sha256(buffer.getbuffer()).digest()
+    buffer.seek(0, io.SEEK_END)
+    buffer.write(SEAL + digest)
+    return buffer.getbuffer()
+
+
+def _unsealed(path: Path) -> dict[str, Any]:
+    """The state in a checkpoint; ValueError if its checksum differs or it is something else."""
+    data = atomic.read_plain(path)
+    body, seal = data[: -len(SEAL) - 32], data[-len(SEAL) - 32 :]
+    if seal != SEAL + hashlib.sha256(body).digest():
+        raise ValueError("its checksum differs")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
         assert isinstance(state, dict) and {"stages", "step"} <= state.keys()
-    except Exception as error:  # torch.load raises whatever a broken file provokes
-        raise InputError(f"{path} cannot be read ({first_line(error)}): delete {path.parent} to start over") from None
+    except Exception as error:  # torch.load raises whatever a strange file provokes
+        raise ValueError(first_line(error)) from None
     return state
 
 

@@ -69,7 +69,7 @@ class Loop:
                 advance()
                 step += 1
                 self.progress.step_done(step, self.steps, self._synchronize)
-                done = self._between_steps(step, stopped.is_set())
+                done = self._between_steps(step, stopped)
                 if step < self.steps and not done:
                     self._load(step)
 
@@ -77,7 +77,7 @@ class Loop:
         for trainer in self.trainers:
             trainer.load(min(step, self.steps - 1), self.steps, self.steps_per_epoch)
 
-    def _between_steps(self, step: int, stopped: bool) -> bool:
+    def _between_steps(self, step: int, stop: threading.Event) -> bool:
         """Everything but training: checks, validation, checkpoints. True: stop early."""
         epoch_done = step % self.steps_per_epoch == 0 or step == self.steps
         if step % CHECK_EVERY == 0 or epoch_done:
@@ -86,7 +86,8 @@ class Loop:
             self.progress.live(f"{self.label}: step {step}/{self.steps}, {left:.0f} s left")
         if epoch_done:
             self._end_epoch(step)
-        due, stopped = self.execution.group.any(self.folder.due(), stopped)  # all processes take part in a snapshot
+        # All processes take part in a snapshot. Signals may have come while an epoch was validated.
+        due, stopped = self.execution.group.any(self.folder.due(), stop.is_set())
         if due or stopped:
             self.check_finite(step)
             self.folder.save(self.snapshot(step), step)
@@ -183,7 +184,10 @@ def _shared_batches(trainer: StageTrainer, data: Pixels) -> Iterator[tuple[Tenso
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM end the run after the current step, with a checkpoint; a second one ends it at once."""
+    """Ctrl-C and SIGTERM end the run after the current step, with a checkpoint; a second one ends it at once.
+
+    One that nobody noticed within the block ends the run after it.
+    """
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopped
@@ -200,6 +204,8 @@ def stop_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if stopped.is_set():
+        raise KeyboardInterrupt
 
 
 @contextmanager

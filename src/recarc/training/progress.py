@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from recarc.errors import InputError
+from recarc.errors import InputError, printable
 
 ESTIMATE_AFTER = 20  # steps
 QUIET = 10.0  # seconds between lines about epochs without validation
@@ -31,7 +31,7 @@ def counted(number: float, noun: str) -> str:
 
 
 def to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 class Progress:

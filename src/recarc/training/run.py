@@ -91,6 +91,8 @@ def train(
         before = random_state()
         try:
             return TrainingRun(config, execution, folder, progress).train()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"interrupted; {folder.status()}") from None
         finally:
             folder.release()
             set_random_state(before)
@@ -183,6 +185,8 @@ class TrainingRun:
             f"speed options: {', '.join(self.execution.speed.active()) or 'none'}"
         )
         self.progress.notes(self.execution.notes)
+        if self.folder.note:
+            self.progress.say(self.folder.note)
         if self.checkpoint is not None:
             number = next(i for i, group in enumerate(self.groups, 1) if first[0] in group)
             self.progress.say(f"resuming at stage {number}, step {self._first_step(first[0])}")

@@ -6,8 +6,12 @@ to put where follow from the class.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import importlib
+import io
+import math
+import os
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -17,12 +21,15 @@ from typing import ClassVar, TypeVar
 
 import numpy as np
 
+from recarc.atomic import read_plain
 from recarc.data.catalog import Spec
 from recarc.data.imageset import Reader
 from recarc.errors import InputError
 
 Block = tuple[np.ndarray, np.ndarray]  # images (n, C, H, W) uint8, labels (n,) int64
 BLOCK = 1000  # images per block
+MOST_BYTES = 2**29  # that a compressed file may unpack to, or 16 times its own size
+MOST_CLASSES = 2**15  # records keep labels in 16 bits
 
 
 class Format(ABC):
@@ -71,8 +78,24 @@ class Format(ABC):
         digest = hashlib.sha256()
         for path in self.files():
             stat = path.stat()
-            digest.update(f"{path.absolute()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+            digest.update(os.fsencode(path.absolute()) + f"\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
         return digest.hexdigest()
+
+
+def unpacked(path: Path) -> io.BytesIO:
+    """A plain or gzipped file in memory; refused with an OSError where a few bytes unpack to a great many."""
+    raw = read_plain(path)
+    if not raw.startswith(b"\x1f\x8b"):
+        return io.BytesIO(raw)
+    most = max(MOST_BYTES, 16 * len(raw))
+    with gzip.open(io.BytesIO(raw)) as file:
+        out = io.BytesIO()
+        while part := file.read(2**20):
+            out.write(part)
+            if out.tell() > most:
+                raise OSError(f"{len(raw)} bytes unpack to more than {most}")
+    out.seek(0)
+    return out
 
 
 F = TypeVar("F", bound=type[Format])
@@ -102,6 +125,11 @@ def layouts(spec: Spec) -> str:
     return ", or ".join(layout for kind in known_formats() if (layout := kind.layout(spec)))
 
 
+def block_size(shape: tuple[int, int, int]) -> int:
+    """How many decoded images of this shape to hold at once."""
+    return max(1, min(BLOCK, 2**28 // math.prod(shape)))
+
+
 def in_blocks(images: np.ndarray, labels: np.ndarray) -> Iterator[Block]:
     """Images (N, C, H, W) and labels (N,) that are in memory already."""
     for start in range(0, len(labels), BLOCK):
@@ -109,8 +137,18 @@ def in_blocks(images: np.ndarray, labels: np.ndarray) -> Iterator[Block]:
         yield images[part], labels[part].astype(np.int64)
 
 
+def whole_labels(values: np.ndarray, where: str) -> np.ndarray:
+    """Labels (N,) int64; refuses fractions, gaps and text rather than rounding them."""
+    if values.dtype.kind not in "iub" and not (values.dtype.kind == "f" and bool((values == np.floor(values)).all())):
+        raise InputError(f"{where} does not hold integers; expected class indices")
+    if values.size and not -(2**31) <= float(values.min()) <= float(values.max()) < 2**31:
+        raise InputError(f"{where} holds the label {values.max()}; expected 0..{MOST_CLASSES - 1}")
+    return values.astype(np.int64)
+
+
 def check_labels(labels: np.ndarray, classes: int, where: str, first: int = 0) -> None:
-    """Labels must lie in 0..classes-1."""
+    """Labels must lie in 0..classes-1, and below the most classes that records hold."""
+    classes = min(classes, MOST_CLASSES)
     bad = np.flatnonzero((labels < 0) | (labels >= classes))
     if bad.size:
         raise InputError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from recarc.atomic import read_plain
 from recarc.data.catalog import Spec
-from recarc.data.formats import Block, Format, register
+from recarc.data.formats import Block, Format, register, unpacked, whole_labels
 from recarc.errors import InputError, first_line
 
 FOLDER = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
@@ -28,6 +30,7 @@ MEMBERS: dict[str, dict[str, tuple[str, ...]]] = {
     "cifar10": {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
     "cifar100": {"train": ("train",), "test": ("test",)},
 }
+MOST_OPERATIONS = 1_000_000  # of the pickle of a batch; the official ones have some ten thousand
 LABELS = {"cifar10": b"labels", "cifar100": b"fine_labels"}
 
 
@@ -69,10 +72,10 @@ class Cifar(Format):
     def _raw(self) -> Iterator[tuple[str, bytes]]:
         if self.place.is_dir():
             for name in self.members:
-                yield name, (self.place / name).read_bytes()
+                yield name, _plain(self.place / name)
             return
         try:
-            with tarfile.open(self.place, "r:*") as tar:
+            with tarfile.open(fileobj=unpacked(self.place), mode="r:") as tar:
                 for name in self.members:
                     member = tar.extractfile(f"{FOLDER[self.spec.name]}/{name}")
                     if member is None:
@@ -85,13 +88,21 @@ class Cifar(Format):
             ) from None
 
 
+def _plain(path: Path) -> bytes:
+    try:
+        return read_plain(path)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}; get it again") from None
+
+
 def read_batch(raw: bytes, name: str, label_key: bytes) -> Block:
     """Images and labels of one batch file."""
     try:
+        _check_operations(raw)
         content = _Unpickler(raw, name).load()
         data = _array(content[b"data"])
         labels = content[label_key]
-        labels = _array(labels) if isinstance(labels, _Array) else np.array(labels, dtype=np.int64)
+        labels = _array(labels) if isinstance(labels, _Array) else np.array(_flat(labels))
     except InputError:
         raise
     except Exception as error:
@@ -102,7 +113,23 @@ def read_batch(raw: bytes, name: str, label_key: bytes) -> Block:
             f"{name} holds {data.dtype} data of shape {data.shape} and labels of shape {labels.shape}; "
             "expected uint8 (N, 3072) and (N,): not a CIFAR batch"
         )
-    return data.reshape(-1, 3, 32, 32), labels.astype(np.int64)
+    return data.reshape(-1, 3, 32, 32), whole_labels(labels, name)
+
+
+def _check_operations(raw: bytes) -> None:
+    """Refuse a pickle that numbers more objects than it has bytes: the reader would make room for all of them."""
+    for count, (operation, argument, _) in enumerate(pickletools.genops(raw)):
+        if operation.name in ("PUT", "LONG_BINPUT") and (argument or 0) > len(raw):
+            raise ValueError(f"it numbers an object {argument}")
+        if count > MOST_OPERATIONS:
+            raise ValueError(f"it has more than {MOST_OPERATIONS} operations")
+
+
+def _flat(labels: Any) -> list[Any]:
+    """A list of numbers; lists that contain each other can be short to write and endless to read."""
+    if not isinstance(labels, list) or not all(isinstance(label, (int, float)) for label in labels):
+        raise ValueError("labels are not a list of numbers")
+    return labels
 
 
 class _Dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from recarc.atomic import read_plain
 from recarc.data.catalog import Spec
 from recarc.data.decode import CROP, GREY_MODES, cropped, open_image, pixels
-from recarc.data.formats import BLOCK, Block, Format, register
+from recarc.data.formats import Block, Format, block_size, register
 from recarc.data.imageset import Reader
 from recarc.errors import InputError
 
@@ -105,10 +107,11 @@ class Folder(Format):
 
     def blocks(self) -> Iterator[Block]:
         paths, labels, _ = self._scan
-        for start in range(0, len(paths), BLOCK):
-            chosen = paths[start : start + BLOCK]
+        size = block_size(self._shape)
+        for start in range(0, len(paths), size):
+            chosen = paths[start : start + size]
             images = [pixels(_bytes(path), str(path), self._shape) for path in chosen]
-            yield np.stack(images), labels[start : start + BLOCK]
+            yield np.stack(images), labels[start : start + size]
 
     def reader(self) -> tuple[Reader, np.ndarray] | None:
         if not self._large():
@@ -148,7 +151,7 @@ class FolderReader:
         digest = hashlib.sha256()
         for path in self.paths:
             size, ends = _ends(path)
-            digest.update(f"{path.relative_to(self.root)}\0{size}\n".encode() + ends)
+            digest.update(os.fsencode(path.relative_to(self.root)) + f"\0{size}\n".encode() + ends)
         return digest.hexdigest()
 
     def read(self, rows: np.ndarray) -> list[tuple[bytes, str]]:
@@ -199,7 +202,7 @@ def _class_numbers(root: Path, folders: list[Path], spec: Spec | None) -> tuple[
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_plain(path)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; check the file and its permissions") from None
 
@@ -207,6 +210,8 @@ def _bytes(path: Path) -> bytes:
 def _ends(path: Path) -> tuple[int, bytes]:
     """Size, first and last bytes of a file: they distinguish images of the same size without reading all of them."""
     try:
+        if not path.is_file():
+            raise OSError(errno.EINVAL, "not a plain file")
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             ends = file.read(END)

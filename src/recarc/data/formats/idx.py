@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import zlib
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from recarc.data.catalog import Spec
-from recarc.data.formats import Block, Format, in_blocks, register
+from recarc.data.formats import Block, Format, in_blocks, register, unpacked
 from recarc.errors import InputError
 
 SETS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}  # and what torchvision calls their folders
@@ -68,7 +67,7 @@ def _file(folder: Path, stem: str, kind: str) -> Path | None:
 def read_idx(path: Path, magic: int) -> np.ndarray:
     """The array in an idx file of unsigned bytes whose first four bytes must be `magic`."""
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        raw = unpacked(path).getbuffer()
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"cannot read {path}: {error}; the file is truncated or damaged, get it again") from None
     if len(raw) < 4 or int.from_bytes(raw[:4], "big") != magic:

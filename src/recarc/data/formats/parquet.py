@@ -20,7 +20,7 @@ import numpy as np
 
 from recarc.data.catalog import Spec, owner
 from recarc.data.decode import CROP, GREY_MODES, open_image, pixels
-from recarc.data.formats import BLOCK, Block, Format, register
+from recarc.data.formats import MOST_BYTES, Block, Format, block_size, register, whole_labels
 from recarc.data.imageset import Reader
 from recarc.errors import InputError, first_line
 
@@ -66,7 +66,7 @@ class Parquet(Format):
         for path in self.paths:
             with _Table(path, self.spec) as table:
                 row = 0
-                for data, labels in table.batches():
+                for data, labels in table.batches(block_size(shape)):
                     images = [
                         pixels(item, _row_name(path, row + i, name), shape) for i, (item, name) in enumerate(data)
                     ]
@@ -179,6 +179,11 @@ class _Table:
         self.path = path
         with _one_line_errors(path):
             self.file = pq.ParquetFile(path)
+        meta, size = self.file.metadata, path.stat().st_size
+        for group in (meta.row_group(i) for i in range(meta.num_row_groups)):
+            unpacked = group.total_byte_size
+            if unpacked > max(MOST_BYTES, 16 * size):
+                raise InputError(f"{path} has {size} bytes and says that it unpacks to {unpacked}: refused")
         columns = self.file.schema_arrow.names
         wanted = (spec.label_column, *LABEL_COLUMNS[:2]) if spec else LABEL_COLUMNS
         self.image = next((name for name in IMAGE_COLUMNS if name in columns), "")
@@ -195,7 +200,7 @@ class _Table:
     def __exit__(self, *_: object) -> None:
         self.file.close()
 
-    def batches(self, size: int = BLOCK) -> Iterator[tuple[list[tuple[bytes, str]], np.ndarray]]:
+    def batches(self, size: int) -> Iterator[tuple[list[tuple[bytes, str]], np.ndarray]]:
         iterator = self.file.iter_batches(batch_size=size, columns=[self.image, self.label])
         while True:
             with _one_line_errors(self.path):
@@ -248,14 +253,9 @@ class _Table:
         return list(zip(data, (name or "" for name in names)))
 
     def _labels(self, column: Any) -> np.ndarray:
-        try:
-            return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.int64).copy()
-        except TypeError:
-            return np.asarray(column.to_numpy(), dtype=np.int64).copy()
-        except ValueError:
-            raise InputError(
-                f"column {self.label} of {self.path} does not hold integers; expected class indices"
-            ) from None
+        with _one_line_errors(self.path):
+            values = np.asarray(column)
+        return whole_labels(values, f"column {self.label} of {self.path}")
 
 
 @contextmanager

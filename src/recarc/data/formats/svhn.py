@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from recarc.atomic import read_plain
 from recarc.data.catalog import Spec
-from recarc.data.formats import Block, Format, in_blocks, register
+from recarc.data.formats import MOST_BYTES, Block, Format, in_blocks, register, whole_labels
 from recarc.errors import InputError, first_line
+
+HEADER, COMPRESSED = 128, 15  # of a .mat file: bytes before the first element, the kind of a compressed one
 
 
 @register
@@ -36,8 +41,10 @@ class Svhn(Format):
         import scipy.io
 
         try:
-            content = scipy.io.loadmat(self.path, variable_names=["X", "y"])
-            images, labels = content["X"], np.asarray(content["y"]).reshape(-1).astype(np.int64)
+            raw = read_plain(self.path)
+            _check_sizes(raw)
+            content = scipy.io.loadmat(io.BytesIO(raw), variable_names=["X", "y"])
+            images, labels = content["X"], np.asarray(content["y"]).reshape(-1)
         except Exception as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise InputError(f"cannot read {self.path}: {reason}; truncated or not SVHN's file, get it again") from None
@@ -46,4 +53,24 @@ class Svhn(Format):
                 f"{self.path} holds {images.dtype} X of shape {images.shape} and {len(labels)} labels; "
                 f"expected uint8 (32, 32, 3, N): use the cropped digits (format 2), not the full numbers"
             )
+        labels = whole_labels(labels, f"y of {self.path}")
         yield from in_blocks(images.transpose(3, 2, 0, 1), np.where(labels == 10, 0, labels))
+
+
+def _check_sizes(raw: bytes) -> None:
+    """Refuse elements that reach beyond the file, or that unpack to a great many bytes."""
+    start, left = HEADER, max(MOST_BYTES, 16 * len(raw))
+    while start + 8 <= len(raw):
+        kind, size = (int.from_bytes(raw[at : at + 4], "little") for at in (start, start + 4))
+        element = memoryview(raw)[start + 8 : start + 8 + size]
+        if len(element) < size:
+            raise ValueError(f"an element of {size} bytes in a file of {len(raw)}")
+        if kind == COMPRESSED:
+            inflate = zlib.decompressobj()
+            part = inflate.decompress(element, 2**20)
+            while part and left >= 0:
+                left -= len(part)
+                part = inflate.decompress(inflate.unconsumed_tail, 2**20)
+        if left < 0:
+            raise ValueError(f"{len(raw)} bytes unpack to more than {max(MOST_BYTES, 16 * len(raw))}")
+        start += 8 + size

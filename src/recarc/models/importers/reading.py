@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recarc.errors import InputError
+from recarc.errors import InputError, first_line
 from recarc.models.weights import State, is_state, parse, read_bytes
 
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".tar", ".ckpt", ".bin")
@@ -21,6 +21,8 @@ _ALPHA = ("alpha", "alphas", "prob", "probs", "probabilities")
 _NUMBERED = re.compile(r"(?:model|net|member|classifier)?_?(\d+)")
 _FLAT = re.compile(r"(?:(?:models|members|nets|classifiers|ensemble)\.|(?:model|net)_?)(\d+)\.(.+)")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.", "backbone.", "basic_net.", "1.")
+_DEEPEST = 10  # containers around a state dict
+_LONGEST = 1000  # characters in the name of a weight
 _NORMALISER = re.compile(
     r"(?:(?:normalizer|normalize|normalise|normalization|normalize_layer|norm|0)\.)?"
     r"(?:(?P<mean>means?|mu)|(?P<std>stds?|sds?|sigma))"
@@ -55,19 +57,35 @@ def read_checkpoint(file: str | Path | Sequence[str | Path]) -> Checkpoint:
         data, sha256 = read_bytes(path)
         files.append((path.name, sha256))
         content = parse(data, path)
-        alpha = _alpha(content) or alpha
-        states = member_states(content, str(path))
+        try:
+            alpha = _alpha(content) or alpha
+            states = member_states(content, str(path))
+        except InputError:
+            raise
+        except (ValueError, OverflowError, RecursionError) as error:  # such as a key with a million digits
+            raise InputError(f"{path} holds something other than state dicts: {first_line(error)}") from None
+        _check_tensors(states, len(data), str(path))
         for i, state in enumerate(states):
             source = f"{path} (member {i})" if len(states) > 1 else str(path)
             members.append(_clean(state, source))
     return Checkpoint(tuple(members), alpha, tuple(files))
 
 
+def _check_tensors(states: Sequence[State], size: int, source: str) -> None:
+    """Refuse tensors that a file describes rather than holds: repeated, sparse, or without any values."""
+    tensors = [tensor for state in states for tensor in state.values()]
+    if not all(tensor.layout == torch.strided and tensor.device.type == "cpu" for tensor in tensors):
+        raise InputError(f"{source} holds tensors that are not plain arrays of values")
+    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if total > 8 * size + 2**20:
+        raise InputError(f"{source} has {size} bytes and describes tensors of {total}: refused")
+
+
 def member_states(content: Any, source: str) -> list[State]:
     """The state dicts of the members, in the order of their numbers."""
-    content = _unwrap(content)
+    content = _unwrap(content, source)
     if is_state(content):
-        return _split_flat(dict(content), source)
+        return _split_flat(_state(content, source), source)
     if isinstance(content, Mapping):
         return [_one_state(value, f"{source} (key {key!r})") for key, value in _numbered(content, source)]
     if isinstance(content, list | tuple) and content:
@@ -90,20 +108,29 @@ def _paths(file: str | Path | Sequence[str | Path]) -> list[Path]:
     return sorted(inside, key=lambda p: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", p.name)])
 
 
-def _unwrap(content: Any) -> Any:
-    while isinstance(content, Mapping) and not is_state(content):
-        inner = [content[k] for k in _WRAPPERS if isinstance(content.get(k), Mapping | list | tuple)]
+def _unwrap(content: Any, source: str) -> Any:
+    for _ in range(_DEEPEST):
+        inner = []
+        if isinstance(content, Mapping) and not is_state(content):
+            inner = [content[k] for k in _WRAPPERS if isinstance(content.get(k), Mapping | list | tuple)]
         if not inner:
-            break
+            return content
         content = inner[0]
-    return content
+    raise InputError(f"{source} holds containers more than {_DEEPEST} deep, or one that contains itself")
 
 
 def _one_state(value: Any, source: str) -> State:
-    value = _unwrap(value)
+    value = _unwrap(value, source)
     if not is_state(value):
         raise InputError(f"{source} holds a {type(value).__name__}, expected a state dict of tensors")
-    return dict(value)
+    return _state(value, source)
+
+
+def _state(content: Mapping[str, Tensor], source: str) -> State:
+    longest = max(content, key=len)
+    if len(longest) > _LONGEST:
+        raise InputError(f"{source} holds a name of {len(longest)} characters, {longest[:40]!r}...: not a state dict")
+    return dict(content)
 
 
 def _numbered(content: Mapping[Any, Any], source: str) -> list[tuple[Any, Any]]:
@@ -131,7 +158,7 @@ def _consecutive(numbers: Mapping[int, Any], source: str) -> list[int]:
     """The numbers in order; they must start at 0 or 1 and leave no gap."""
     ordered = sorted(numbers)
     if ordered != list(range(ordered[0], ordered[0] + len(ordered))) or ordered[0] > 1:
-        raise InputError(f"{source} holds members {ordered}: some are missing")
+        raise InputError(f"{source} holds members {ordered[:20]}: some are missing")
     return ordered
 
 
