@@ -114,6 +114,7 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # Pillow warns, and recarc refuses
 def test_a_huge_image_is_refused_before_it_is_decoded() -> None:
     with pytest.raises(InputError, match=r"huge\.png is 13000x13000; expected at most"):
         decode.open_image(png_header(13_000, 13_000), "huge.png")

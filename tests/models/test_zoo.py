@@ -12,7 +12,7 @@ from paper.zoo import add, training_commands
 from recarc import RandomizedEnsemble, load_ensemble, save_ensemble, zoo
 from recarc.cli.app import run
 from recarc.errors import InputError
-from recarc.models import build
+from recarc.models import build, weights
 from recarc.models.store import ensemble_folder
 
 SHIPPED = [entry.name for entry in zoo.entries()]
@@ -67,8 +67,9 @@ def test_a_corrupted_file_is_refused(own_zoo: Path) -> None:
 
 def test_each_weights_file_is_read_and_hashed_once(own_zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
-    read_bytes = Path.read_bytes
+    read_bytes, read_plain = Path.read_bytes, weights.read_plain
     monkeypatch.setattr(Path, "read_bytes", lambda self: (reads.append(self.name), read_bytes(self))[1])
+    monkeypatch.setattr(weights, "read_plain", lambda path: (reads.append(path.name), read_plain(path))[1])
     load_ensemble("zoo:tiny")
     assert sorted(reads) == ["ensemble.json", "member_0.safetensors", "member_1.safetensors"]
 
