@@ -42,7 +42,9 @@ def paper(
         typer.Option(help="Use this folder or zoo:NAME instead of training: DIR, or NAME=DIR; repeatable."),
     ] = None,
     tight: Annotated[str | None, typer.Option(help="Preset of the tight attack: quick ... thorough, or none.")] = None,
-    points: Annotated[int | None, typer.Option(help="At most so many points of each sweep, the first and last.")] = None,
+    points: Annotated[
+        int | None, typer.Option(help="At most so many points of each sweep, the first and last.")
+    ] = None,
     train_only: Annotated[bool, typer.Option("--train-only", help="Make the ensembles and stop.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Ensembles and runs (reproduce by default); rerun the command to resume.")

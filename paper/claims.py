@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paper.items.figures import IAT_GAIN
+from paper.items.head_to_head import ahead_of_climb
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import point
 
@@ -277,6 +278,17 @@ def _arc_wins(results: Results) -> Finding | None:
     return Finding(holds, summary, [line for _, line in worst.values()])
 
 
+def _climb_ahead(results: Results) -> Finding | None:
+    rows = list(_rows(results, "head-to-head"))
+    if not rows:
+        return None
+    ahead = sorted((found for row in rows for found in ahead_of_climb(row)), reverse=True)
+    basis = f"{_count(rows, 'row')} of {min(row.images for row in rows)} images or more"
+    most = ahead[0][0] if ahead else 0.0
+    summary = f"At most {most:.2f} points ahead, over {basis}." if ahead else f"None does, over {basis}."
+    return Finding(most <= NEAR, summary, [line for _, line in ahead])
+
+
 CLAIMS: dict[str, Callable[[Results], Finding | None]] = {
     f"AdaptivePGD overestimates BAT ensembles by {OVERESTIMATE} points and more.": _overestimate,
     "ARC puts BAT ensembles below the single AT model.": _below_at,
@@ -287,4 +299,5 @@ CLAIMS: dict[str, Callable[[Results], Finding | None]] = {
     "ARC itself still overestimates diversity-trained ensembles (ours).": _diversity,
     "The tight attack meets its floor (ours).": _floor,
     "ARC is at least as strong as APGD on DVERGE, ADP and TRS, at any radius.": _arc_wins,
+    f"No other attack gets more than {NEAR} points below Climb with as few gradients (ours).": _climb_ahead,
 }

@@ -10,7 +10,14 @@ from paper.results import Figure, ItemResult, RowResult
 CROSS = re.compile(r"f(\d+) under f(\d+)")
 SKEWED = 0.1  # of an interval's width
 WIDE = 200  # columns of a table that does not go to a terminal
-FORMATS = {"x": ".1f", "s": ".3g", "ms": ".3g", "passes": ".0f", "gradients": ".0f", "share": ".1f"}  # by unit; .2f otherwise
+FORMATS = {
+    "x": ".1f",
+    "s": ".3g",
+    "ms": ".3g",
+    "passes": ".0f",
+    "gradients": ".0f",
+    "share": ".1f",
+}  # by unit; .2f otherwise
 Cells = list[list[str]]
 
 
@@ -165,7 +172,9 @@ def _gradients(row: RowResult) -> Grid:
             figure, cost = row.figure(name, x), row.figure(gradients_of(name), x)
             line.append("" if figure is None or cost is None else f"{figure.measured:.2f} ({cost.measured:.0f})")
         cells.append(line)
-    others = [f"{f.column} {_cell(f)}" for f in row.figures if f.x is None and f.unit == "%" and f.column not in columns]
+    others = [
+        f"{f.column} {_cell(f)}" for f in row.figures if f.x is None and f.unit == "%" and f.column not in columns
+    ]
     title = ", ".join([f"{row.row} ({row.images} images)", *others])
     return Grid(title, ["attack", *(f"{row.axis} = {x:g}" for x in budgets), "no budget"], cells)
 

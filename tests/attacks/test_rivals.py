@@ -1,4 +1,4 @@
-"""The attacks of others, written anew: the lattice climber keeps its guarantee, MORA reweighs, and both refuse nonsense."""
+"""The attacks of others, written anew: the lattice climber keeps its guarantee, MORA reweighs, both refuse nonsense."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_pool_of_the_lattice_climber_never_shrinks() -> None:
 
 
 class Linear(nn.Module):
-    """Three logits whose margin for class 0 is <w, x> + b."""
+    """Four logits whose margin for class 0 is <w, x> + b."""
 
     def __init__(self, w: list[float], b: float) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = x @ self.w + self.b
-        return torch.stack([h, torch.zeros_like(h), torch.full_like(h, -3.0)], 1)
+        return torch.stack([h, *(torch.full_like(h, c) for c in (0.0, -1.0, -1.5))], 1)
 
 
 def difference_gradient(member: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,7 @@ def turned(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def test_mora_leaves_a_member_that_is_fooled_deep() -> None:
     """The member that is still right decides the direction, and more so than with fixed weights."""
-    ensemble = RandomizedEnsemble([Linear([-1.2, 0.0], -4.0), Linear([1.0, 0.1], 0.3)])
+    ensemble = RandomizedEnsemble([Linear([-1.2, 0.0], -4.0), Linear([1.0, 0.1], -0.3)])
     x, y = torch.full((1, 2), 0.5, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
     problem = Problem(ensemble, x, y, Ball("linf", 0.4))
     index = torch.arange(1)

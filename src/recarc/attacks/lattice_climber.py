@@ -62,7 +62,9 @@ class LatticeClimber(Attack):
         left = torch.arange(len(problem), device=delta.device)
         for k in range(self.steps + 1):
             part = problem.take(left)
-            gradient, right = self._reverse_hinge(part, part.ball.move(part.x, delta[left]), pool[:, left], k < self.steps)
+            gradient, right = self._reverse_hinge(
+                part, part.ball.move(part.x, delta[left]), pool[:, left], k < self.steps
+            )
             fooled[left[~right]] = True
             left, x, ball = left[right], part.x[right], part.ball.take(right.nonzero()[:, 0])
             if k == self.steps or not len(left):
