@@ -46,13 +46,13 @@ ENSEMBLES = {
 }
 NOTE = (
     "Not in the paper. One member is drawn with equal probabilities. In each cell: expected accuracy (gradients per "
-    "image); a gradient is one image through one member and back. All attacks see the same images, those that can stop "
-    "early do, and `recarc.evaluate` judges and counts. K is an attack's number of steps; `no budget` is for attacks "
-    "without such a knob. AutoAttack: its gradient attacks, APGD-CE and then APGD-T with 9 targets, both of K steps, on "
-    "the mean softmax of the members, which is what one attacks who takes the ensemble for one classifier; "
-    f"`pyautoattack` are the same two in that package, where it is installed. ARC with G = {PLANES}. Lattice climber "
-    "and MORA are written anew from what their papers describe, without their code; the schedule of steps and, for "
-    "MORA, the formula of the weights are ours, so their authors' versions may do better or worse."
+    "image); a gradient is one image through one member and back. All attacks see the same images, those that can "
+    "stop early do, and `recarc.evaluate` judges and counts. K is an attack's number of steps; `no budget` is for "
+    "attacks without such a knob. AutoAttack: its gradient attacks, APGD-CE and then APGD-T with 9 targets, both of K "
+    "steps, on the mean softmax of the members, which is what one attacks who takes the ensemble for one classifier; "
+    f"`pyautoattack`: the same two in that package, where it is installed. ARC with G = {PLANES}. Lattice climber and "
+    "MORA are written anew from the idea of their papers, without their code; the schedule of steps and, for MORA, the "
+    "formula of the weights are ours, so their authors' versions may do better or worse."
 )
 
 
@@ -82,6 +82,16 @@ class OnMeanSoftmax(Attack):
         return self.attack.perturb(Problem(single, problem.x, problem.y, problem.ball))
 
 
+@dataclass(frozen=True)
+class PyAutoAttack(Attack):
+    """The gradient attacks of the package pyautoattack, on an ensemble of one; imported on first use."""
+
+    parts: tuple[str, ...] = ("apgd-ce", "apgd-t")
+
+    def perturb(self, problem: Problem) -> Tensor:
+        return autoattack.stage(attacks=self.parts, member=0).perturb(problem)
+
+
 def _attacks(steps: int) -> Iterator[tuple[str, Attack]]:
     """Every attack that has a number of steps."""
     yield "APGD", AdaptivePGD(steps=steps)
@@ -105,8 +115,7 @@ def _measurements(radius: int) -> Iterator[Measurement]:
         for column, attack in _attacks(steps):
             yield measured(column, attack, x=steps)
     if radius == RADII[-1] and find_spec("pyautoattack") is not None:
-        peer = autoattack.stage(attacks=("apgd-ce", "apgd-t"), member=0)
-        yield measured("pyautoattack", OnMeanSoftmax(peer), x=100)  # its own number of steps
+        yield measured("pyautoattack", OnMeanSoftmax(PyAutoAttack()), x=100)  # its own number of steps
     yield measured("tight quick", Tight("quick"), extra=True)
     yield measured("tight standard", Tight(), Reading("floor", "floor"), extra=True)
 

@@ -13,9 +13,10 @@ from paper import results
 from paper.claims import CLAIMS, judge
 from paper.items import ITEMS
 from paper.items.figures import IAT_GAIN
+from paper.items.head_to_head import ahead_of_climb
 from paper.pages import costs_table, fill, gathered, headline, page, render
 from paper.results import Figure, ItemResult, RowResult
-from paper.tables import grids
+from paper.tables import gradients_of, grids
 from recarc import Tight
 from recarc.errors import InputError
 
@@ -181,6 +182,39 @@ def test_every_radius_and_row_is_asked_whether_arc_wins() -> None:
     assert judge(one("figure9", vague, clear))[8].verdict == "refuted"
     judged = judge({**one("figure9", well), **one("figure4", clear)})[8]
     assert judged.verdict == "refuted" and "ARC 11.50 and APGD 10.00" in judged.evidence[0]
+
+
+def raced(**attacks: list[tuple[float, float, float]]) -> RowResult:
+    """A row of head-to-head: for each attack its (K, gradients, accuracy)."""
+    figures = []
+    for name, points in attacks.items():
+        for steps, cost, accuracy in points:
+            figures += [Figure(name, accuracy, x=steps), Figure(gradients_of(name), cost, x=steps, unit="gradients")]
+    return RowResult("bat-8", tuple(figures), 50, axis="K")
+
+
+def test_a_rival_is_compared_with_climb_at_no_more_gradients() -> None:
+    climb = [(10.0, 40.0, 22.0), (20.0, 90.0, 20.0)]
+    cheaper, behind, ahead = [(10.0, 30.0, 1.0)], [(10.0, 100.0, 20.5)], [(10.0, 45.0, 21.0), (20.0, 95.0, 19.8)]
+    assert (
+        list(ahead_of_climb(raced(Climb=climb, ARC=cheaper, MORA=behind))) == []
+    )  # Climb has no run as cheap as ARC's
+    found = dict(ahead_of_climb(raced(Climb=climb, MORA=ahead)))
+    assert list(found) == pytest.approx([1.0, 0.2])
+    text = "bat-8: MORA 21.00 with 45 gradients, Climb 22.00 with 40 (n = 50)"
+    assert next(iter(found.values())) == text
+    *_, claim = judge({"head-to-head": ItemResult("head-to-head", "t", (raced(Climb=climb, MORA=ahead),))})
+    assert claim.verdict == "refuted" and text in claim.evidence
+    *_, claim = judge({"head-to-head": ItemResult("head-to-head", "t", (raced(Climb=climb, MORA=ahead[1:]),))})
+    assert claim.verdict == "confirmed"
+
+
+def test_accuracies_stand_beside_their_gradients() -> None:
+    (grid,) = grids(
+        ItemResult("head-to-head", "t", (raced(Climb=[(10, 40, 22.0), (20, 90, 20.0)], MORA=[(10, 9, 30)]),))
+    )
+    assert grid.header == ["attack", "K = 10", "K = 20", "no budget"]
+    assert grid.cells == [["Climb", "22.00 (40)", "20.00 (90)", ""], ["MORA", "30.00 (9)", "", ""]]
 
 
 def test_of_several_rows_on_an_ensemble_the_best_measured_speaks() -> None:
