@@ -125,13 +125,16 @@ def _row(name: str, ensemble: EnsembleRecipe, radius: int) -> Row:
 
 
 def ahead_of_climb(row: RowResult) -> Iterator[tuple[float, str]]:
-    """Where a rival ends lower than Climb did with no more gradients: by how many points, and the figures in words."""
+    """Where a rival ends lower than Climb did with no more gradients: by how many points, and the figures in words.
+
+    A rival that is cheaper than Climb at its smallest budget is compared with that one.
+    """
     climb = against_gradients(row, CLIMB)
-    for column in RIVALS:
+    for column in RIVALS if climb else ():
         for cost, figure in against_gradients(row, column):
-            known = [(own.measured, used) for used, own in climb if used <= cost]
-            if known and figure.measured < min(known)[0]:
-                own, used = min(known)
+            within = max(cost, climb[0][0])
+            own, used = min((own.measured, used) for used, own in climb if used <= within)
+            if figure.measured < own:
                 where = f"{row.row}: {column} {figure.measured:.2f} with {cost:.0f} gradients"
                 yield own - figure.measured, f"{where}, Climb {own:.2f} with {used:.0f} (n = {row.images})"
 

@@ -195,7 +195,7 @@ def raced(**attacks: list[tuple[float, float, float]]) -> RowResult:
 
 def test_a_rival_is_compared_with_climb_at_no_more_gradients() -> None:
     climb = [(10.0, 40.0, 22.0), (20.0, 90.0, 20.0)]
-    cheaper, behind, ahead = [(10.0, 30.0, 1.0)], [(10.0, 100.0, 20.5)], [(10.0, 45.0, 21.0), (20.0, 95.0, 19.8)]
+    cheaper, behind, ahead = [(10.0, 30.0, 23.0)], [(10.0, 100.0, 20.5)], [(10.0, 45.0, 21.0), (20.0, 95.0, 19.8)]
     assert (
         list(ahead_of_climb(raced(Climb=climb, ARC=cheaper, MORA=behind))) == []
     )  # Climb has no run as cheap as ARC's
