@@ -282,11 +282,13 @@ def _climb_ahead(results: Results) -> Finding | None:
     rows = list(_rows(results, "head-to-head"))
     if not rows:
         return None
-    ahead = sorted((found for row in rows for found in ahead_of_climb(row)), reverse=True)
+    ahead = [found for row in rows for found in ahead_of_climb(row)]
+    gaps = [(own.measured - rival.measured, _half(own, rival)) for own, rival, _ in ahead]
     basis = f"{_count(rows, 'row')} of {min(row.images for row in rows)} images or more"
-    most = ahead[0][0] if ahead else 0.0
+    most = max((gap for gap, _ in gaps), default=0.0)
     summary = f"At most {most:.2f} points ahead, over {basis}." if ahead else f"None does, over {basis}."
-    return Finding(most <= NEAR, summary, [line for _, line in ahead])
+    holds = True if most <= NEAR else False if any(gap > max(NEAR, half) for gap, half in gaps) else None
+    return Finding(holds, summary, [line for *_, line in ahead])
 
 
 CLAIMS: dict[str, Callable[[Results], Finding | None]] = {

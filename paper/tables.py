@@ -164,11 +164,13 @@ def _sweep(row: RowResult) -> Grid:
 def _gradients(row: RowResult) -> Grid:
     """One line per attack, one column per budget: accuracy, and in parentheses the gradients per image."""
     columns = [name for name in _columns(list(row.figures)) if against_gradients(row, name)]
-    budgets = positions(row)
+    budgets: list[float | None] = [*positions(row)]
+    if any(f.x is None for f in row.figures if f.column in columns):
+        budgets.append(None)
     cells = []
     for name in columns:
         line = [name]
-        for x in (*budgets, None):
+        for x in budgets:
             figure, cost = row.figure(name, x), row.figure(gradients_of(name), x)
             line.append("" if figure is None or cost is None else f"{figure.measured:.2f} ({cost.measured:.0f})")
         cells.append(line)
@@ -176,7 +178,7 @@ def _gradients(row: RowResult) -> Grid:
         f"{f.column} {_cell(f)}" for f in row.figures if f.x is None and f.unit == "%" and f.column not in columns
     ]
     title = ", ".join([f"{row.row} ({row.images} images)", *others])
-    return Grid(title, ["attack", *(f"{row.axis} = {x:g}" for x in budgets), "no budget"], cells)
+    return Grid(title, ["attack", *("no budget" if x is None else f"{row.axis} = {x:g}" for x in budgets)], cells)
 
 
 def _matrix(row: RowResult) -> Grid:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paper.recipe import EnsembleRecipe, Measurement, Reading, Row, item
-from paper.results import RowResult
+from paper.results import Figure, RowResult
 from paper.settings import DVERGE, LINF, bat
 from paper.tables import against_gradients
 from recarc.adapters import autoattack
@@ -124,8 +124,8 @@ def _row(name: str, ensemble: EnsembleRecipe, radius: int) -> Row:
     return Row(f"{name}-{radius}", ensemble, "linf", f"{radius}/255", tuple(_measurements(radius)), "equal", axis="K")
 
 
-def ahead_of_climb(row: RowResult) -> Iterator[tuple[float, str]]:
-    """Where a rival ends lower than Climb did with no more gradients: by how many points, and the figures in words.
+def ahead_of_climb(row: RowResult) -> Iterator[tuple[Figure, Figure, str]]:
+    """Where a rival ends lower than Climb did with no more gradients: Climb's figure, the rival's, and both in words.
 
     A rival that is cheaper than Climb at its smallest budget is compared with that one.
     """
@@ -133,10 +133,10 @@ def ahead_of_climb(row: RowResult) -> Iterator[tuple[float, str]]:
     for column in RIVALS if climb else ():
         for cost, figure in against_gradients(row, column):
             within = max(cost, climb[0][0])
-            own, used = min((own.measured, used) for used, own in climb if used <= within)
-            if figure.measured < own:
+            used, own = min((pair for pair in climb if pair[0] <= within), key=lambda pair: pair[1].measured)
+            if figure.measured < own.measured:
                 where = f"{row.row}: {column} {figure.measured:.2f} with {cost:.0f} gradients"
-                yield own - figure.measured, f"{where}, Climb {own:.2f} with {used:.0f} (n = {row.images})"
+                yield own, figure, f"{where}, Climb {own.measured:.2f} with {used:.0f} (n = {row.images})"
 
 
 @item(

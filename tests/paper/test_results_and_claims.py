@@ -194,27 +194,31 @@ def raced(**attacks: list[tuple[float, float, float]]) -> RowResult:
 
 
 def test_a_rival_is_compared_with_climb_at_no_more_gradients() -> None:
+    def gaps(**attacks: list[tuple[float, float, float]]) -> dict[str, float]:
+        return {text: own.measured - rival.measured for own, rival, text in ahead_of_climb(raced(**attacks))}
+
+    def verdict(found: RowResult) -> str:
+        return judge({"head-to-head": ItemResult("head-to-head", "t", (found,))})[-1].verdict
+
     climb = [(10.0, 40.0, 22.0), (20.0, 90.0, 20.0)]
-    cheaper, behind, ahead = [(10.0, 30.0, 23.0)], [(10.0, 100.0, 20.5)], [(10.0, 45.0, 21.0), (20.0, 95.0, 19.8)]
-    assert (
-        list(ahead_of_climb(raced(Climb=climb, ARC=cheaper, MORA=behind))) == []
-    )  # Climb has no run as cheap as ARC's
-    found = dict(ahead_of_climb(raced(Climb=climb, MORA=ahead)))
-    assert list(found) == pytest.approx([1.0, 0.2])
-    text = "bat-8: MORA 21.00 with 45 gradients, Climb 22.00 with 40 (n = 50)"
-    assert next(iter(found.values())) == text
-    *_, claim = judge({"head-to-head": ItemResult("head-to-head", "t", (raced(Climb=climb, MORA=ahead),))})
-    assert claim.verdict == "refuted" and text in claim.evidence
-    *_, claim = judge({"head-to-head": ItemResult("head-to-head", "t", (raced(Climb=climb, MORA=ahead[1:]),))})
-    assert claim.verdict == "confirmed"
+    behind, ahead = [(10.0, 100.0, 20.5)], [(10.0, 45.0, 21.0), (20.0, 95.0, 19.8)]
+    assert gaps(Climb=climb, ARC=[(10.0, 30.0, 23.0)], MORA=behind) == {} == gaps(MORA=ahead)
+    assert list(gaps(Climb=climb, ARC=[(10.0, 30.0, 21.5)]).values()) == [0.5]  # lower, and cheaper
+    found = gaps(Climb=climb, MORA=ahead)
+    assert next(iter(found)) == "bat-8: MORA 21.00 with 45 gradients, Climb 22.00 with 40 (n = 50)"
+    assert list(found.values()) == pytest.approx([1.0, 0.2])
+    assert verdict(raced(Climb=climb, MORA=ahead)) == "refuted"
+    assert verdict(raced(Climb=climb, MORA=ahead[1:])) == "confirmed"
+    wide = raced(Climb=climb, MORA=ahead)
+    wide = replace(wide, figures=tuple(replace(f, interval=(f.measured - 9, f.measured + 9)) for f in wide.figures))
+    assert "undecided" in verdict(wide)
 
 
 def test_accuracies_stand_beside_their_gradients() -> None:
-    (grid,) = grids(
-        ItemResult("head-to-head", "t", (raced(Climb=[(10, 40, 22.0), (20, 90, 20.0)], MORA=[(10, 9, 30)]),))
-    )
-    assert grid.header == ["attack", "K = 10", "K = 20", "no budget"]
-    assert grid.cells == [["Climb", "22.00 (40)", "20.00 (90)", ""], ["MORA", "30.00 (9)", "", ""]]
+    raced_row = raced(Climb=[(10, 40, 22.0), (20, 90, 20.0)], MORA=[(10, 9, 30)])
+    (grid,) = grids(ItemResult("head-to-head", "t", (raced_row,)))
+    assert grid.header == ["attack", "K = 10", "K = 20"]
+    assert grid.cells == [["Climb", "22.00 (40)", "20.00 (90)"], ["MORA", "30.00 (9)", ""]]
 
 
 def test_of_several_rows_on_an_ensemble_the_best_measured_speaks() -> None:
