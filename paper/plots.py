@@ -113,6 +113,8 @@ def _lines(place: Any, row: RowResult) -> None:
 
 def _gradients(place: Any, row: RowResult) -> None:
     """Every attack at its budgets: accuracy against the gradients it took."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator
+
     for column in dict.fromkeys(f.column for f in row.figures if f.unit == "%"):
         points = [(cost, f.measured) for cost, f in against_gradients(row, column)]
         if points:
@@ -122,6 +124,9 @@ def _gradients(place: Any, row: RowResult) -> None:
     if floor is not None:
         place.axhline(floor.measured, linestyle=":", color="0.5", linewidth=1, label="floor")
     place.set(xscale="log", xlabel="gradients per image", ylabel="expected accuracy [%]")
+    place.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    place.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    place.minorticks_off()
     place.set_title(f"{row.row} ({row.images} images)", fontsize=8)
     place.legend(fontsize=5, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=3)
 
