@@ -45,6 +45,9 @@ def paper(
         typer.Option(help="Use this folder or zoo:NAME instead of training: DIR, or NAME=DIR; repeatable."),
     ] = None,
     tight: Annotated[str | None, typer.Option(help="Preset of the tight attack: quick ... thorough, or none.")] = None,
+    points: Annotated[
+        int | None, typer.Option(help="At most so many points of each sweep, the first and last.")
+    ] = None,
     train_only: Annotated[bool, typer.Option("--train-only", help="Make the ensembles and stop.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Ensembles and runs (reproduce by default); rerun the command to resume.")
@@ -88,7 +91,7 @@ def paper(
         return
     if item is None:
         raise InputError("which item? `python -m paper --list` names them, e.g. python -m paper table3")
-    _check_numbers(tight, limit, epochs)
+    _check_numbers(tight, limit, points, epochs)
     wanted = item_named(item)
     rows = rows_of(wanted, only or ())
     if world_size() > 1 and not train_only:
@@ -103,7 +106,7 @@ def paper(
         data_dir=data_dir,
         limit=limit,
         given=dict(_given(text) for text in ensemble or ()),
-        scale=TOY if toy else FULL if tight is None else replace(FULL, tight=tight),
+        scale=TOY if toy else replace(FULL, tight=tight, points=points),
         report=None if quiet else print_note,
         precision=precision,
         epochs=epochs,
@@ -127,11 +130,13 @@ def paper(
             print(f"\n{costs_table({item: [result]})}")
 
 
-def _check_numbers(tight: str | None, limit: int | None, epochs: float | None) -> None:
+def _check_numbers(tight: str | None, limit: int | None, points: int | None, epochs: float | None) -> None:
     if tight is not None and tight not in PRESETS:
         raise unknown("--tight", tight, PRESETS)
     if limit is not None and limit < 1:
         raise InputError(f"--limit is {limit}; expected a number of images >= 1")
+    if points is not None and points < 1:
+        raise InputError(f"--points is {points}; expected a number of points >= 1")
     if epochs is not None and not epochs > 0:
         raise InputError(f"--epochs is {epochs:g}; expected a number > 0")
 

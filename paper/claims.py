@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from paper.items import ITEMS
 from paper.items.figures import ARC_ALPHA_ONE, IAT_GAIN
+from paper.items.head_to_head import CLIMB, against_gradients, ahead_of_climb
 from paper.judging import (
     Case,
     Evidence,
@@ -278,6 +279,25 @@ def _arc_wins(found: Evidence) -> Finding:
     return Finding(summary, cases, found.missing({"ARC", "APGD"}, "figure9", "figure4"))
 
 
+def _climb_ahead(found: Evidence) -> Finding:
+    """Over every attack and budget at which a rival ends lower than Climb with no more gradients."""
+    rows = [row for row in found.rows("head-to-head") if against_gradients(row, CLIMB)]
+    ahead = [
+        (row, rival.measured - own.measured, half_width(own, rival), line)
+        for row in rows
+        for own, rival, line in ahead_of_climb(row)
+    ]
+    decided = reach(-NEAR, [(gap, half) for _, gap, half, _ in ahead])
+    cases = []
+    for row in rows:
+        own = [(gap, line, holds) for (other, gap, _, line), holds in zip(ahead, decided) if other is row]
+        worst = min(own)[1] if own else f"{row.row}: Climb is ahead of all (n = {row.images})"
+        cases.append(Case(worst, all_of([holds for _, _, holds in own])))
+    most = -min((gap for _, gap, _, _ in ahead), default=0.0)
+    summary = f"The others end at most {most:.2f} points lower." if ahead else "None does." if rows else ""
+    return Finding(summary, cases, found.missing({CLIMB}, "head-to-head"))
+
+
 CLAIMS: dict[str, Callable[[Evidence], Finding]] = {
     "Under AdaptivePGD BAT ensembles beat the single AT model.": _beats_at,
     f"Their best alpha is near {USUAL:g}: they favour the robust member.": _usual_alpha,
@@ -290,4 +310,5 @@ CLAIMS: dict[str, Callable[[Evidence], Finding]] = {
     "ARC itself still overestimates diversity-trained ensembles (ours).": _diversity,
     "The tight attack meets its floor (ours).": _floor,
     "ARC is at least as strong as APGD on DVERGE, ADP and TRS, at any radius.": _arc_wins,
+    f"No other attack gets more than {NEAR} points below Climb with as few gradients (ours).": _climb_ahead,
 }

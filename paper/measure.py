@@ -20,7 +20,7 @@ from paper.recipe import Alpha, Item, Measurement, Reading, Row
 from paper.results import Figure, ItemResult, RowResult
 from paper.settings import budget
 from paper.setup import LoadedEnsemble, Setup
-from paper.tables import point
+from paper.tables import gradients_of, point
 from recarc import sampling
 from recarc.atomic import write_bytes
 from recarc.attacks import RandomAttacker
@@ -159,6 +159,7 @@ class ItemRun:
         if given is not None:
             words += ["--ensemble", given if given.startswith("zoo:") else Path(given).name]
         words += ["--tight", self.setup.scale.tight] if self.setup.scale.tight else []
+        words += ["--points", str(self.setup.scale.points)] if self.setup.scale.points else []
         return " ".join(words)
 
     def alpha_of(self, row: Row, loaded: LoadedEnsemble) -> tuple[Alpha, str]:
@@ -211,7 +212,8 @@ class ItemRun:
         ball = row.ball(measurement.eps)
         digest = self._digest(ensemble, measurement.attack, ball, images)
         out = self.setup.out / "runs" / f"{images.name}-{type(measurement.attack).__name__.lower()}-{digest}"
-        tile = len(images) if len(images) < FEW else self.setup.scale.tile
+        few = len(images) < TILE["cpu"] and self.setup.device.type == "cpu"
+        tile = min(len(images), FEW) if few else self.setup.scale.tile
         heavy = self.setup.device.type == "cuda" and MMACS.get(row.ensemble.arch, 0) > LARGE
         return evaluate(
             ensemble,
@@ -246,6 +248,9 @@ class ItemRun:
         if reading.what in ("minutes", "seconds"):
             size, unit = (60, "min") if reading.what == "minutes" else (1, "s")
             return [Figure(reading.column, round(evaluation.seconds / size, 4), unit=unit, **common)]  # type: ignore[arg-type]
+        if reading.what == "gradients":
+            each = evaluation.backward_passes / len(evaluation)
+            return [Figure(gradients_of(reading.column), round(each, 2), unit="gradients", **common)]  # type: ignore[arg-type]
         if reading.what == "showable":
             scores = self.showable().astype(float)
         else:

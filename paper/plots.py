@@ -12,7 +12,7 @@ from torch import Tensor
 from paper.costs import MMACS
 from paper.recipe import Item
 from paper.results import ItemResult, RowResult
-from paper.tables import is_matrix, matrix_of, positions
+from paper.tables import against_gradients, is_matrix, matrix_of, positions
 from recarc.atomic import replacing
 from recarc.attacks import Attack
 from recarc.data.imageset import ImageSet
@@ -31,6 +31,14 @@ STYLES = {
     "AC&W-L": (">", "tab:brown"),
     "ARC": ("*", "tab:red"),
     "tight": ("v", "black"),
+    "AutoAttack": ("s", "tab:purple"),
+    "pyautoattack": ("s", "tab:pink"),
+    "corrected ARC": ("*", "tab:orange"),
+    "lattice climber": ("^", "tab:cyan"),
+    "MORA": ("D", "tab:olive"),
+    "Climb": ("o", "black"),
+    "tight quick": ("v", "0.5"),
+    "tight standard": ("v", "black"),
 }
 WIDE = 4  # panels per line
 NEAR = 1.25  # ratio of multiply-adds below which the labels of two nets would overlap
@@ -39,7 +47,7 @@ MANY = 5  # curves; the legend of more would hide some of them
 
 def draw(item: Item, result: ItemResult, folder: Path) -> Path | None:
     """The item's figure as FOLDER/ITEM.png; nothing for tables and for pictures that are drawn while measuring."""
-    if item.drawing not in ("scatter", "lines", "growth", "matrix") or not result.rows:
+    if item.drawing not in ("scatter", "lines", "gradients", "growth", "matrix") or not result.rows:
         return None
     panels = [result.rows]
     growth = item.drawing == "growth"  # on one scale, or a flat curve would look steep
@@ -59,6 +67,8 @@ def draw(item: Item, result: ItemResult, folder: Path) -> Path | None:
             _growth(place, rows[0])
         elif is_matrix(rows[0]):
             _matrix(place, rows[0])
+        elif item.drawing == "gradients":
+            _gradients(place, rows[0])
         else:
             _lines(place, rows[0])
     return save(figure, folder / f"{result.item}.png")
@@ -100,6 +110,26 @@ def _lines(place: Any, row: RowResult) -> None:
         place.legend(fontsize=6, loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=4)
     else:
         place.legend(fontsize=6)
+
+
+def _gradients(place: Any, row: RowResult) -> None:
+    """Every attack at its budgets: accuracy against the gradients it took."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator
+
+    for column in dict.fromkeys(f.column for f in row.figures if f.unit == "%"):
+        points = [(cost, f.measured) for cost, f in against_gradients(row, column)]
+        if points:
+            marker, colour = STYLES.get(column, (".", None))
+            place.plot(*zip(*points), marker=marker, color=colour, label=column, linewidth=1, markersize=4)
+    floor = row.figure("floor")
+    if floor is not None:
+        place.axhline(floor.measured, linestyle=":", color="0.5", linewidth=1, label="floor")
+    place.set(xscale="log", xlabel="gradients per image", ylabel="expected accuracy [%]")
+    place.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    place.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    place.minorticks_off()
+    place.set_title(f"{row.row} ({row.images} images)", fontsize=8)
+    place.legend(fontsize=5, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=3)
 
 
 def _matrix(place: Any, row: RowResult) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paper.setup import Setup
 
 Alpha = tuple[float, ...]
-Kind = Literal["robust", "clean", "floor", "minutes", "seconds", "cross", "showable"]
+Kind = Literal["robust", "clean", "floor", "minutes", "seconds", "gradients", "cross", "showable"]
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Item:
     name: str
     title: str
     rows: tuple[Row, ...] = ()
-    drawing: str = ""  # scatter, lines, growth, matrix, images or plane; empty for a table
+    drawing: str = ""  # scatter, lines, gradients, growth, matrix, images or plane; empty for a table
     claims: tuple[str, ...] = ()  # what the paper says in words, where it prints no number
     note: str = ""  # what one must know about the data or the members
     measure: Measure | None = None

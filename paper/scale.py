@@ -47,10 +47,10 @@ class Scale:
         ensemble = self.ensemble(row.ensemble)
         kept = [m for m in row.measurements if not (m.extra and self.tight == "none")]
         kept = [m for m in kept if m.members is None or max(m.members) < ensemble.members]
-        places = list(dict.fromkeys(m.x for m in kept))
+        places = list(dict.fromkeys(m.x for m in kept if m.x is not None))
         if self.points is not None and len(places) > self.points:
             chosen = {places[i] for i in np.linspace(0, len(places) - 1, self.points).round().astype(int)}
-            kept = [m for m in kept if m.x in chosen]
+            kept = [m for m in kept if m.x is None or m.x in chosen]
         return replace(
             row, ensemble=ensemble, measurements=tuple(replace(m, attack=self.attack(m.attack)) for m in kept)
         )
@@ -66,6 +66,8 @@ class Scale:
                 changes[knob.name] = min(value, self.steps)
             elif isinstance(value, Attack):
                 changes[knob.name] = self.attack(value)
+            elif knob.name == "attacks":  # of WorstOf
+                changes[knob.name] = tuple(map(self.attack, value))
         return replace(attack, **changes)
 
     def images(self, data: ImageSet) -> ImageSet:

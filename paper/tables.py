@@ -10,7 +10,14 @@ from paper.results import Figure, ItemResult, RowResult
 CROSS = re.compile(r"f(\d+) under f(\d+)")
 SKEWED = 0.1  # of an interval's width
 WIDE = 200  # columns of a table that does not go to a terminal
-FORMATS = {"x": ".1f", "s": ".3g", "ms": ".3g", "passes": ".0f", "share": ".1f"}  # by unit; .2f otherwise
+FORMATS = {
+    "x": ".1f",
+    "s": ".3g",
+    "ms": ".3g",
+    "passes": ".0f",
+    "gradients": ".0f",
+    "share": ".1f",
+}  # by unit; .2f otherwise
 Cells = list[list[str]]
 
 
@@ -45,7 +52,13 @@ def grids(result: ItemResult) -> list[Grid]:
     """A table for all plain rows together, one for every sweep, one for every matrix."""
     plain = [row for row in result.rows if not positions(row) and not is_matrix(row)]
     tables = [_table(plain)] if plain else []
-    return tables + [_matrix(row) if is_matrix(row) else _sweep(row) for row in result.rows if row not in plain]
+    return tables + [_grid(row) for row in result.rows if row not in plain]
+
+
+def _grid(row: RowResult) -> Grid:
+    if is_matrix(row):
+        return _matrix(row)
+    return _gradients(row) if counts_gradients(row) else _sweep(row)
 
 
 def is_matrix(row: RowResult) -> bool:
@@ -61,6 +74,22 @@ def matrix_of(row: RowResult) -> list[list[float]]:
             entries[int(match[1]) - 1, int(match[2]) - 1] = f.measured
     size = 1 + max(max(place) for place in entries)
     return [[entries[i, j] for j in range(size)] for i in range(size)]
+
+
+def counts_gradients(row: RowResult) -> bool:
+    """Whether the row shows accuracy against the number of gradients: what matters is not K but what K costs."""
+    return any(f.unit == "gradients" for f in row.figures)
+
+
+def gradients_of(column: str) -> str:
+    """The column that holds how many gradients those of `column` took."""
+    return f"gradients of {column}"
+
+
+def against_gradients(row: RowResult, column: str) -> list[tuple[float, Figure]]:
+    """(gradients per image, accuracy) of an attack at each of its budgets, by increasing gradients."""
+    found = [(row.figure(gradients_of(column), f.x), f) for f in row.figures if f.column == column]
+    return sorted(((cost.measured, f) for cost, f in found if cost is not None), key=lambda pair: pair[0])
 
 
 def point(axis: str, x: float) -> str:
@@ -130,6 +159,26 @@ def _sweep(row: RowResult) -> Grid:
     others = [f"{f.column} {_cell(f)}" for f in row.figures if f.x is None]
     title = ", ".join([f"{row.row} ({row.images} images)", *others])
     return Grid(title, [row.axis or "x", *_headers(figures, columns)], cells)
+
+
+def _gradients(row: RowResult) -> Grid:
+    """One line per attack, one column per budget: accuracy, and in parentheses the gradients per image."""
+    columns = [name for name in _columns(list(row.figures)) if against_gradients(row, name)]
+    budgets: list[float | None] = [*positions(row)]
+    if any(f.x is None for f in row.figures if f.column in columns):
+        budgets.append(None)
+    cells = []
+    for name in columns:
+        line = [name]
+        for x in budgets:
+            figure, cost = row.figure(name, x), row.figure(gradients_of(name), x)
+            line.append("" if figure is None or cost is None else f"{figure.measured:.2f} ({cost.measured:.0f})")
+        cells.append(line)
+    others = [
+        f"{f.column} {_cell(f)}" for f in row.figures if f.x is None and f.unit == "%" and f.column not in columns
+    ]
+    title = ", ".join([f"{row.row} ({row.images} images)", *others])
+    return Grid(title, ["attack", *("no budget" if x is None else f"{row.axis} = {x:g}" for x in budgets)], cells)
 
 
 def _matrix(row: RowResult) -> Grid:

@@ -7,12 +7,14 @@ from recarc.lazy import attach
 if TYPE_CHECKING:
     from recarc.attacks import (
         ARC,
+        MORA,
         PGD,
         AdaptivePGD,
         Attack,
         AutoPGD,
         CarliniWagner,
         Climb,
+        LatticeClimber,
         LinearARC,
         RandomAttacker,
         Restarts,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from recarc import (
     ARC,
+    MORA,
     PGD,
     AdaptivePGD,
     Attack,
@@ -18,6 +19,7 @@ from recarc import (
     Ball,
     CarliniWagner,
     Climb,
+    LatticeClimber,
     LinearARC,
     Norm,
     RandomAttacker,
@@ -51,6 +53,8 @@ ATTACKS: dict[str, Attack] = {
     "Square": Square(queries=12),
     "Square-1": Square(queries=12, member=1),
     "Climb": Climb(steps=4),
+    "LatticeClimber": LatticeClimber(steps=4),
+    "MORA": MORA(steps=4),
     "Tight": Tight("quick", steps=3),
     "WorstOf": WorstOf([AdaptivePGD(steps=3), ARC(steps=2), PGD(steps=3, member=2, random_init=True)]),
 }

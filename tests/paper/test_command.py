@@ -128,6 +128,7 @@ REFUSED = [
     (("table3", "--recipe", "slow"), "unknown recipe 'slow'"),
     (("--list", "--recipe", "slow"), "unknown recipe 'slow'"),
     (("table3", "--tight", "very"), "unknown --tight 'very'"),
+    (("figure3", "--points", "0"), "--points is 0; expected a number of points >= 1"),
     (("table3", "--ensemble", "nowhere"), "need 2 ensembles"),
     (("table3", "--ensemble", "bat-x=nowhere"), "is not needed by table3"),
     (("table3", "--ensemble", "bat-x=nowhere", "--train-only"), "is not needed by table3"),

@@ -66,7 +66,8 @@ def test_recipes_are_consistent() -> None:
         if m.members is not None:
             assert m.alpha is not None and len(m.alpha) == len(m.members)
         assert m.extra == isinstance(m.attack, Tight)
-        assert not isinstance(m.attack, ARC) or m.attack.variant == "paper"
+        if isinstance(m.attack, ARC):
+            assert m.attack.variant == ("corrected" if m.readings[0].column == "corrected ARC" else "paper")
     for item in ITEMS.values():
         assert len({row.name for row in item.rows}) == len(item.rows)
         assert shown(item, "fast") and shown(item, "paper")  # a net or method without a cost would raise

@@ -13,11 +13,12 @@ from paper import results
 from paper.claims import CLAIMS, judge
 from paper.items import ITEMS
 from paper.items.figures import ARC_ALPHA_ONE, IAT_GAIN
+from paper.items.head_to_head import ahead_of_climb
 from paper.judging import Judged
 from paper.pages import costs_table, fill, gathered, headline, page, render
 from paper.recipe import Item
 from paper.results import Figure, ItemResult, RowResult
-from paper.tables import grids
+from paper.tables import gradients_of, grids
 from recarc import Tight
 from recarc.errors import InputError
 
@@ -112,7 +113,7 @@ def one(item: str, *rows: RowResult) -> dict[str, ItemResult]:
 
 NAMES = (
     *("beats AT", "alpha", "overestimate", "below AT", "alpha 1", "restarts"),
-    *("planes", "IAT", "diversity", "floor", "ARC wins"),
+    *("planes", "IAT", "diversity", "floor", "ARC wins", "Climb"),
 )
 
 
@@ -263,6 +264,43 @@ def test_every_radius_and_row_is_asked_whether_arc_wins() -> None:
     assert found.verdict == "refuted for 1 of 2 rows, undecided for 1 of 2 rows"
     found = judged("ARC wins", {**one("figure9", well), **one("figure4", clear)})
     assert found.verdict == REFUTED and "ARC 11.50 and APGD 10.00" in found.evidence[0]
+
+
+def raced(**attacks: list[tuple[float, float, float]]) -> RowResult:
+    """A row of head-to-head: for each attack its (K, gradients, accuracy)."""
+    figures = []
+    for name, points in attacks.items():
+        for steps, cost, accuracy in points:
+            figures += [Figure(name, accuracy, x=steps), Figure(gradients_of(name), cost, x=steps, unit="gradients")]
+    return RowResult("bat-8", tuple(figures), 50, axis="K")
+
+
+def test_a_rival_is_compared_with_climb_at_no_more_gradients() -> None:
+    def gaps(**attacks: list[tuple[float, float, float]]) -> dict[str, float]:
+        return {text: own.measured - rival.measured for own, rival, text in ahead_of_climb(raced(**attacks))}
+
+    def verdict(found: RowResult) -> str:
+        return judged("Climb", one("head-to-head", found)).verdict
+
+    climb = [(10.0, 40.0, 22.0), (20.0, 90.0, 20.0)]
+    behind, ahead = [(10.0, 100.0, 20.5)], [(10.0, 45.0, 21.0), (20.0, 95.0, 19.8)]
+    assert gaps(Climb=climb, ARC=[(10.0, 30.0, 23.0)], MORA=behind) == {} == gaps(MORA=ahead)
+    assert list(gaps(Climb=climb, ARC=[(10.0, 30.0, 21.5)]).values()) == [0.5]  # lower, and cheaper
+    found = gaps(Climb=climb, MORA=ahead)
+    assert next(iter(found)) == "bat-8: MORA 21.00 with 45 gradients, Climb 22.00 with 40 (n = 50)"
+    assert list(found.values()) == pytest.approx([1.0, 0.2])
+    assert verdict(raced(Climb=climb, MORA=ahead)) == REFUTED
+    assert verdict(raced(Climb=climb, MORA=ahead[1:])) == "confirmed"
+    wide = raced(Climb=climb, MORA=ahead)
+    wide = replace(wide, figures=tuple(replace(f, interval=(f.measured - 9, f.measured + 9)) for f in wide.figures))
+    assert "undecided" in verdict(wide)
+
+
+def test_accuracies_stand_beside_their_gradients() -> None:
+    raced_row = raced(Climb=[(10, 40, 22.0), (20, 90, 20.0)], MORA=[(10, 9, 30)])
+    (grid,) = grids(ItemResult("head-to-head", "t", (raced_row,)))
+    assert grid.header == ["attack", "K = 10", "K = 20"]
+    assert grid.cells == [["Climb", "22.00 (40)", "20.00 (90)"], ["MORA", "30.00 (9)", ""]]
 
 
 def test_of_several_rows_on_an_ensemble_the_best_measured_speaks() -> None:

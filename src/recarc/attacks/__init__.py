@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from recarc.attacks.carlini_wagner import CarliniWagner
     from recarc.attacks.climb import Climb
     from recarc.attacks.combine import RandomAttacker, Restarts, WorstOf
+    from recarc.attacks.lattice_climber import LatticeClimber
     from recarc.attacks.linear_arc import LinearARC
+    from recarc.attacks.mora import MORA
     from recarc.attacks.pgd import PGD
     from recarc.attacks.problem import Best, Problem
     from recarc.attacks.square import Square
