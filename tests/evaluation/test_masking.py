@@ -9,7 +9,7 @@ import pytest
 import torch
 from runs import problem
 
-from gallery import HONEST, MASKED, digits
+from paper.gallery import HONEST, MASKED, digits
 from recarc import Ball, RandomizedEnsemble, Tight, Verdict, evaluate
 from recarc.errors import RecarcWarning
 from recarc.evaluation import checks, masking
