@@ -51,7 +51,7 @@ def measure(
     elif columns:
         raise InputError(f"{item.name} has no columns to choose from: leave out --column")
     else:
-        name = item.name if item.page == "results" else f"{item.name}-{machine_name(setup.device)}"
+        name = item.name if item.page != "performance" else f"{item.name}-{machine_name(setup.device)}"
         result = results.read(folder, name, item.title)
         for found in item.measure(setup, folder, parts):
             result = results.add_row(folder, name, item.title, found, [])

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from recarc.attacks.adaptive_pgd import AdaptivePGD
 from recarc.attacks.arc import ARC
 from recarc.attacks.autopgd import AutoPGD
 from recarc.attacks.base import Attack, Outcome, Stage, check_count
+from recarc.attacks.challenge import CHALLENGED, Challenge
 from recarc.attacks.climb import Climb
 from recarc.attacks.problem import Best, Problem
 from recarc.attacks.registry import register
+from recarc.attacks.square import Square
+from recarc.attacks.unmasking import Masked, misleading, unmasked
 from recarc.ensemble import RandomizedEnsemble
-from recarc.errors import unknown
+from recarc.errors import InputError, unknown
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,9 @@ class Effort:
     corrected_steps: int
     climb: Climb
     restarts: int
+    queries: int = 0  # of Square, against each member alone
+    more_queries: int = 500  # against a member whose gradients mislead
+    challenge: Challenge | None = None
 
 
 PRESETS = {
@@ -37,6 +44,9 @@ PRESETS = {
         5,
         Climb(steps=20, orders=2),
         1,
+        queries=30,
+        more_queries=2000,
+        challenge=Challenge(steps=40, queries=100, smooth_steps=10, most=0.15, allowed=0.002),
     ),
     "thorough": Effort(
         9,
@@ -44,6 +54,9 @@ PRESETS = {
         20,
         Climb(steps=50, orders=4),
         3,
+        queries=500,
+        more_queries=5000,
+        challenge=Challenge(steps=200, queries=2000, smooth_steps=100, most=1.0, allowed=0.001),
     ),
 }
 
@@ -51,20 +64,32 @@ PRESETS = {
 @register("tight", label="Tight", help="staged, down to the floor (presets quick, standard, thorough)")
 @dataclass(frozen=True)
 class Tight(Attack):
-    """clean -> AdaptivePGD and ARC as in the paper -> AutoPGD on each member -> corrected ARC -> Climb -> restarts.
+    """AdaptivePGD, ARC as in the paper -> AutoPGD, Square on each member -> corrected ARC -> Climb -> the challenge.
 
-    A sample leaves as soon as it is at its floor: the alpha of the members that nothing fooled, not even alone.
+    A sample leaves as soon as it is at its floor: the alpha of the members that nothing fooled, not even alone. At the
+    end a random few of the pairs that make the floor are challenged (`recarc.attacks.challenge`; not in quick).
     Its outcome shows AdaptivePGD and ARC by themselves, then the best so far after each later stage.
     """
 
     preset: str = "standard"
     steps: int = 20  # K of AdaptivePGD and ARC, the paper's for CIFAR-10
     seed: int = 0
+    challenge: float | None = None  # the share of those pairs; None: as an evaluation needs, by its number of samples
+    masked: Masked | None = None  # signals that an evaluation measured: from the third stage on, Tight reacts to them
 
     def __post_init__(self) -> None:
         check_count("steps", self.steps)
         if self.preset not in PRESETS:
             raise unknown("preset", self.preset, PRESETS)
+        if self.challenge is not None and not 0 <= self.challenge <= 1:
+            raise InputError(f"challenge is {self.challenge!r}; it must be a share of the pairs, from 0 to 1")
+
+    def adapted(self, ensemble: RandomizedEnsemble, samples: int, masked: Masked) -> Tight:
+        """This attack for a run on so many samples (the fewer, the more pairs are challenged), with these signals."""
+        challenge, share = PRESETS[self.preset].challenge, self.challenge
+        if challenge is not None and share is None:
+            share = challenge.share(samples, float(ensemble.alpha.max()))
+        return replace(self, challenge=share, masked=self.masked or tuple(masked) or None)
 
     def plain_stages(self, classes: int | None = None) -> dict[str, Attack]:
         """The stages that are attacks by themselves; with few classes ARC has fewer planes."""
@@ -76,12 +101,16 @@ class Tight(Attack):
         best = Best.clean(problem)
         for _ in self._stages(problem, best):
             pass
+        self._challenge(problem, best)
         return best.x_adv
 
     def outcome(self, problem: Problem) -> Outcome:
         best = Best.clean(problem, witnesses=True)
         stages = list(self._stages(problem, best))
-        return Outcome([(1.0, best.x_adv)], stages, best.witnesses)
+        challenged = self._challenge(problem, best)
+        if challenged is not None:
+            stages.append(Stage("challenge", best.x_adv))
+        return Outcome([(1.0, best.x_adv)], stages, best.witnesses, challenged)
 
     def _stages(self, problem: Problem, best: Best) -> Iterator[Stage]:
         """Run the stages one by one, each improving `best`; yields where each one ended."""
@@ -91,12 +120,24 @@ class Tight(Attack):
             best.consider(problem, x_adv)
             yield Stage(name, x_adv, alone=True)
 
+        problem, blind = unmasked(problem, self.masked or ()), misleading(self.masked or ())
         for i in problem.ensemble.order:
             for attack in effort.members:
                 loss = _loss_for(attack.loss, problem.classes)
                 standing = (~best.ever_wrong[i]).nonzero()[:, 0]
                 _run(replace(attack, member=i, seed=self.seed, loss=loss), problem, best, standing)
         yield Stage("members", best.x_adv.clone())
+
+        if effort.queries or blind:
+            for i in problem.ensemble.order:
+                queries = effort.more_queries if i in blind else effort.queries
+                standing = (~best.ever_wrong[i]).nonzero()[:, 0]
+                if queries:
+                    _run(Square(member=i, queries=queries, seed=self.seed), problem, best, standing)
+            if blind:
+                above = _above_floor(problem.ensemble, best)
+                _run(Square(queries=effort.more_queries, seed=self.seed), problem, best, above)
+            yield Stage("square", best.x_adv.clone())
 
         planes = min(effort.planes, problem.classes - 1)
         corrected = ARC(steps=effort.corrected_steps, planes=planes, variant="corrected")
@@ -105,14 +146,31 @@ class Tight(Attack):
 
         for restart in range(1 + effort.restarts):
             # A fresh climb may fool a member that had withstood so far; its sample's floor falls, so look again.
-            index = _above_floor(problem.ensemble, best)
-            if len(index):
-                part = best.take(index)
-                climb = replace(effort.climb, seed=self.seed + 1000 * restart)
-                climb.improve(problem.take(index), part, hopeless=~part.ever_wrong)
-                best.put(index, part)
+            self._climb(problem, best, _above_floor(problem.ensemble, best), restart)
             if restart in (0, effort.restarts):
                 yield Stage("restarts" if restart else "climb", best.x_adv.clone())
+
+    def _climb(self, problem: Problem, best: Best, index: Tensor, restart: int = 0) -> None:
+        """Climb on the samples `index`, towards the members that were fooled alone."""
+        if len(index):
+            part = best.take(index)
+            climb = replace(PRESETS[self.preset].climb, seed=self.seed + 1000 * restart)
+            climb.improve(problem.take(index), part, hopeless=~part.ever_wrong)
+            best.put(index, part)
+
+    def _challenge(self, problem: Problem, best: Best) -> Tensor | None:
+        """Challenge a random few of the pairs that make the floor; where one falls, climb again. Which: (M, B)."""
+        challenge = PRESETS[self.preset].challenge
+        if challenge is None:
+            return None
+        if not len(problem):
+            return torch.zeros_like(best.wrong, dtype=torch.int8)
+        problem = unmasked(problem, self.masked or ())
+        share = challenge.most if self.challenge is None else self.challenge
+        status = challenge.run(problem, best, share, self.seed)
+        fell = ((status == CHALLENGED) & best.ever_wrong).any(0) & (best.v > problem.ensemble.score(~best.ever_wrong))
+        self._climb(problem, best, fell.nonzero()[:, 0])
+        return status
 
 
 def _run(attack: Attack, problem: Problem, best: Best, index: Tensor) -> None:

@@ -23,9 +23,11 @@ STAGE_LABELS = {
     "adaptive_pgd": "AdaptivePGD",
     "arc": "ARC",
     "members": "AutoPGD on a member",
+    "square": "Square on a member",
     "corrected_arc": "ARC, corrected",
     "climb": "Climb",
     "restarts": "Climb, restarted",
+    "challenge": "the challenge",
     "none": "no attack succeeded",
 }
 # The roles are the colours of the page (templates/page.css) and of the figures (figures.COLOURS).
