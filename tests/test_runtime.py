@@ -6,17 +6,22 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
-from recarc.errors import InputError
+from recarc import runtime
+from recarc.errors import InputError, Interrupted
 from recarc.runtime import (
     COARSE,
     PRECISIONS,
+    Heartbeat,
     Ranks,
     check_precision,
+    common_key,
     device_named,
     first_process,
     in_precision,
@@ -219,3 +224,54 @@ def test_two_processes_agree_and_fail_together() -> None:
         "0 of 2 | decided by 0 | 0 | InputError: bad | RunError: rank 1: disk full",
         "1 of 2 | decided by 0 | 10 | InputError: bad | RunError: disk full",
     ]
+
+
+# Meeting again, and ranks that fall silent -----------------------------------------------------------------
+
+
+def met(store: Any, world: int, delays: dict[int, float]) -> list[str]:
+    """The keys on which the threads that stand for ranks agree."""
+
+    def arrive(rank: int) -> str:
+        time.sleep(delays.get(rank, 0.0))
+        return common_key(store, rank, world)
+
+    with ThreadPoolExecutor(world) as pool:
+        return list(pool.map(arrive, range(world)))
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_restarted_ranks_meet_under_a_key_that_earlier_ones_did_not_use(late: int) -> None:
+    """Whoever comes last, what the earlier processes left in the store does not mislead the others."""
+    store = torch.distributed.HashStore()
+    keys = [met(store, 3, {late: 0.2}) for _ in range(3)]
+    assert all(len(set(meeting)) == 1 for meeting in keys)
+    assert len({meeting[0] for meeting in keys}) == 3
+
+
+def test_a_rank_that_does_not_arrive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "ARRIVED", 0.2)
+    store = torch.distributed.HashStore()
+    store.set("recarc hello 1", "a process of an earlier attempt")
+    with pytest.raises(Interrupted, match="rank 1 did not arrive"):
+        common_key(store, 0, 2)
+
+
+def test_a_silent_rank_is_named_while_others_wait_for_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("RECARC_RANK_TIMEOUT", "0.3")
+    exits: list[int] = []
+    monkeypatch.setattr(runtime.os, "_exit", exits.append)
+    store = torch.distributed.HashStore()
+    with Heartbeat(store, 0, 2) as heart:
+        with Heartbeat(store, 1, 2), heart.waiting():
+            time.sleep(0.6)
+        with heart.waiting():
+            time.sleep(0.6)  # rank 1 left in good order
+        assert exits == []
+        store.set("alive 1", "7")  # and is back, but stopped
+        time.sleep(0.6)
+        assert exits == []  # nobody waits for it
+        with heart.waiting():
+            time.sleep(0.1)
+        assert exits and set(exits) == {3}
+    assert "[rank 0] interrupted: rank 1 gave no sign of life" in capsys.readouterr().err

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
+import sys
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -13,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from recarc.errors import InputError, RunError, first_line, unknown
+from recarc.errors import InputError, Interrupted, RunError, first_line, unknown
 
 T = TypeVar("T")
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -27,7 +31,10 @@ PRECISIONS = {
 TILE = {"cuda": 1024, "cpu": 256}  # images at once: fills an H200, and a layer's activations stay in its cache
 COARSE = ("tf32", "float16", "bfloat16")  # round more than float32: for the search of an attack, not for judging it
 AUTOCAST = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-TIMEOUT = timedelta(days=30)  # ranks finish hours apart; a dead one closes its connection and is noticed at once
+TIMEOUT = timedelta(days=30)  # ranks finish hours apart; `Heartbeat` notices one that is stopped or lost
+SILENT = 300.0  # seconds without a sign of life after which a rank is given up; RECARC_RANK_TIMEOUT sets another limit
+GONE = "gone"
+ARRIVED = 600.0  # seconds within which all ranks must meet
 
 
 def device_named(name: str | torch.device | None = "auto") -> torch.device:
@@ -119,6 +126,64 @@ def kernel_settings(
         torch.set_float32_matmul_precision(before[3])
 
 
+class Heartbeat:
+    """Each rank gives a sign of life every few seconds and, while it waits for the others, looks for theirs.
+
+    A rank that is stopped or unreachable would be waited for in vain, deep inside a collective operation that nothing
+    can interrupt: so this process says which rank it is and exits with 3. Files are written whole, so a rerun resumes.
+    """
+
+    def __init__(self, store: Any, rank: int, world: int) -> None:
+        self.store, self.rank, self.world = store, rank, world
+        self.limit = float(os.environ.get("RECARC_RANK_TIMEOUT", SILENT))
+        self._waits, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """For the others; without this, one that is silent does not matter yet."""
+        self._waits.set()
+        try:
+            yield
+        finally:
+            self._waits.clear()
+
+    def _beat(self) -> None:
+        seen = {r: (b"", time.monotonic()) for r in range(self.world) if r != self.rank}  # last sign, and when
+        for count in itertools.count():
+            ended = self._ended.wait(min(5.0, self.limit / 10))
+            try:
+                self.store.set(f"alive {self.rank}", GONE if ended else str(count))
+                for r in seen:
+                    sign = self.store.get(f"alive {r}") if self.store.check([f"alive {r}"]) else b""
+                    if sign != seen[r][0] or sign == GONE.encode():
+                        seen[r] = sign, time.monotonic()
+            except RuntimeError:  # the store is closed: the job is ending
+                return
+            silent = [r for r, (_, when) in seen.items() if time.monotonic() - when > self.limit]
+            if ended:
+                return
+            if silent and self._waits.is_set():
+                self._give_up(silent[0])
+
+    def _give_up(self, silent: int) -> None:
+        print(
+            f"[rank {self.rank}] interrupted: rank {silent} gave no sign of life for {self.limit:g} s: it is stopped, "
+            "hung or unreachable; end it, and rerun the command to resume",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(3)
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process among those that `torchrun` started; alone by default."""
@@ -126,6 +191,7 @@ class Ranks:
     rank: int = 0
     world: int = 1
     group: Any = None
+    heart: Heartbeat | None = None
 
     @property
     def first(self) -> bool:
@@ -141,7 +207,8 @@ class Ranks:
                 answer[0] = decide()
             except (InputError, RunError) as error:
                 answer[1] = error
-        dist.broadcast_object_list(answer, src=0, group=self.group)
+        with self._waiting():
+            dist.broadcast_object_list(answer, src=0, group=self.group)
         if answer[1] is not None:
             raise answer[1]
         return answer[0]
@@ -157,7 +224,8 @@ class Ranks:
         except (InputError, RunError) as error:
             failure = error
         failures: list[Any] = [None] * self.world
-        dist.all_gather_object(failures, failure, group=self.group)
+        with self._waiting():
+            dist.all_gather_object(failures, failure, group=self.group)
         if failure is not None:
             raise failure
         for rank, other in enumerate(failures):
@@ -168,20 +236,55 @@ class Ranks:
     def wait(self) -> None:
         """Block until every rank arrives here."""
         if self.world > 1:
-            dist.barrier(group=self.group)
+            with self._waiting():
+                dist.barrier(group=self.group)
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.heart is None else self.heart.waiting()
 
 
-_meetings = itertools.count()
-
-
-def meet(backend: str, timeout: timedelta | None = None) -> None:
+def meet(backend: str, timeout: timedelta | None = None) -> Heartbeat:
     """Form the process group of all that torchrun started.
 
-    Each time under a new key of the store: torch's own key still holds the old addresses when processes meet again.
+    Each time under a new key of the store: torch's own key still holds the old addresses when processes meet again,
+    for another evaluation or because torchrun has restarted them.
     """
     store, rank, world = next(iter(dist.rendezvous("env://")))
-    fresh = dist.PrefixStore(f"recarc {next(_meetings)}", store)
+    fresh = dist.PrefixStore(common_key(store, rank, world), store)
     dist.init_process_group(backend, store=fresh, rank=rank, world_size=world, timeout=timeout)
+    return Heartbeat(fresh, rank, world)
+
+
+def common_key(store: Any, rank: int, world: int) -> str:
+    """A key that all ranks of this meeting share, and no earlier process of theirs.
+
+    Every rank says hello with a word of its own; rank 0 chooses the key and lists whose hello it heard. What earlier
+    processes left in the store is of no use: a rank takes the key only from a list that holds its present word.
+    """
+    word, others, listed = secrets.token_hex(8), range(1, world), [""]
+    deadline = time.monotonic() + ARRIVED
+
+    def read(name: str) -> str:
+        return store.get(f"recarc {name}").decode() if store.check([f"recarc {name}"]) else "-"
+
+    if rank:
+        store.set(f"recarc hello {rank}", word)
+    while time.monotonic() < deadline:
+        if rank:
+            key, *heard = read("key").split()
+            if len(heard) == world - 1 and heard[rank - 1] == word:
+                store.set(f"recarc agreed {rank}", key)
+                return f"recarc {key}"
+        else:
+            heard = [read(f"hello {r}") for r in others]
+            if heard != listed:
+                store.set("recarc key", " ".join([word, *heard]))
+                listed = heard
+            if all(read(f"agreed {r}") == word for r in others):
+                return f"recarc {word}"
+        time.sleep(0.02)
+    missing = [str(r) for r in others if read(f"agreed {r}") != word] if rank == 0 else ["0"]
+    raise Interrupted(f"rank {', '.join(missing)} did not arrive within {ARRIVED:g} s; rerun the command to resume")
 
 
 @contextmanager
@@ -200,8 +303,8 @@ def joined_ranks() -> Iterator[Ranks]:
     if world_size() == 1 or "RANK" not in os.environ:
         yield Ranks()
         return
-    meet("gloo", TIMEOUT)
-    try:
-        yield Ranks(dist.get_rank(), dist.get_world_size(), None)
-    finally:
-        dist.destroy_process_group()
+    with meet("gloo", TIMEOUT) as heart:
+        try:
+            yield Ranks(dist.get_rank(), dist.get_world_size(), None, heart)
+        finally:
+            dist.destroy_process_group()

@@ -8,7 +8,7 @@ pairs images within the share of a process instead of the whole batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,14 +75,14 @@ def training_group(device: torch.device) -> Iterator[Group]:
         if world == 1:
             yield Group()
             return
-        made_here = not dist.is_initialized()
-        if made_here:
-            meet("nccl" if device.type == "cuda" else "gloo")
-        control = dist.new_group(backend="gloo")
-        try:
+        with ExitStack() as stack:
+            made_here = not dist.is_initialized()
+            if made_here:
+                heart = stack.enter_context(meet("nccl" if device.type == "cuda" else "gloo"))
+                stack.enter_context(heart.waiting())  # the processes wait for each other in every step
+            control = dist.new_group(backend="gloo")
+            stack.callback(dist.destroy_process_group, None if made_here else control)
             yield Group(dist.get_rank(), world, control)
-        finally:
-            dist.destroy_process_group(None if made_here else control)
 
 
 def check_batch(batch: int, group: Group) -> None:
