@@ -26,24 +26,21 @@ class Effort:
     members: tuple[AutoPGD, ...]  # against each member alone
     corrected_steps: int
     climb: Climb
-    restarts: int
 
 
 PRESETS = {
-    "quick": Effort(4, (AutoPGD(steps=20),), 3, Climb(steps=20, orders=1), 0),
+    "quick": Effort(4, (AutoPGD(steps=20),), 3, Climb(steps=20, orders=1)),
     "standard": Effort(
         4,
         (AutoPGD(steps=40), AutoPGD(steps=20, loss="dlr_targeted", targets=3)),
         5,
-        Climb(steps=20, orders=2),
-        1,
+        Climb(steps=20, orders=2, rounds=3, round_steps=50, targets=8),
     ),
     "thorough": Effort(
         9,
         (AutoPGD(steps=100), AutoPGD(steps=100, loss="dlr_targeted", targets=9)),
         20,
-        Climb(steps=50, orders=4),
-        3,
+        Climb(steps=50, orders=4, rounds=4, round_steps=150, targets=9),
     ),
 }
 
@@ -51,10 +48,11 @@ PRESETS = {
 @register("tight", label="Tight", help="staged, down to the floor (presets quick, standard, thorough)")
 @dataclass(frozen=True)
 class Tight(Attack):
-    """clean -> AdaptivePGD and ARC as in the paper -> AutoPGD on each member -> corrected ARC -> Climb -> restarts.
+    """clean -> AdaptivePGD and ARC as in the paper -> AutoPGD on each member -> corrected ARC -> Climb -> its rounds.
 
     A sample leaves as soon as it is at its floor: the alpha of the members that nothing fooled, not even alone.
-    Its outcome shows AdaptivePGD and ARC by themselves, then the best so far after each later stage.
+    Its outcome shows AdaptivePGD and ARC by themselves, then the best so far after each later stage; each round of
+    Climb by itself, from the best before the first one, so that one can tell what another round would bring.
     """
 
     preset: str = "standard"
@@ -103,16 +101,27 @@ class Tight(Attack):
         _run(corrected, problem, best, _above_floor(problem.ensemble, best))
         yield Stage("corrected_arc", best.x_adv.clone())
 
-        for restart in range(1 + effort.restarts):
-            # A fresh climb may fool a member that had withstood so far; its sample's floor falls, so look again.
-            index = _above_floor(problem.ensemble, best)
-            if len(index):
-                part = best.take(index)
-                climb = replace(effort.climb, seed=self.seed + 1000 * restart)
-                climb.improve(problem.take(index), part, hopeless=~part.ever_wrong)
-                best.put(index, part)
-            if restart in (0, effort.restarts):
-                yield Stage("restarts" if restart else "climb", best.x_adv.clone())
+        index = _above_floor(problem.ensemble, best)
+        if len(index):
+            part = best.take(index)
+            replace(effort.climb, seed=self.seed).improve(problem.take(index), part, hopeless=~part.ever_wrong)
+            best.put(index, part)
+        yield Stage("climb", best.x_adv.clone())
+        if effort.climb.rounds:
+            yield from self._rounds(problem, best)
+
+    def _rounds(self, problem: Problem, best: Best) -> Iterator[Stage]:
+        """What each round of Climb makes of the best points so far, all from the same ones; then the best of all."""
+        climb, index = replace(PRESETS[self.preset].climb, seed=self.seed), _above_floor(problem.ensemble, best)
+        before, part = best.x_adv.clone(), best.take(index)
+        rounds = climb.search_in_rounds(problem.take(index), part, ~part.ever_wrong) if len(index) else []
+        for r in range(climb.rounds):
+            ended = before
+            if rounds:
+                ended = before.index_copy(0, index, rounds[r].x_adv)
+                best.merge(problem, index, rounds[r])
+            yield Stage(f"round_{r + 1}", ended, alone=True)
+        yield Stage("restarts", best.x_adv.clone())
 
 
 def _run(attack: Attack, problem: Problem, best: Best, index: Tensor) -> None:
