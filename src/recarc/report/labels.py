@@ -16,7 +16,8 @@ STAGE_LABELS = {
     "members": "AutoPGD on a member",
     "corrected_arc": "ARC, corrected",
     "climb": "Climb",
-    "restarts": "Climb, restarted",
+    **{f"round_{r}": f"Climb, round {r}" for r in range(1, 10)},
+    "restarts": "Climb, all rounds",
     "none": "no attack succeeded",
 }
 # The roles are the colours of the page (templates/page.css) and of the figures (figures.COLOURS).
