@@ -72,7 +72,7 @@ def test_no_masked_member_is_conclusive(name: str) -> None:
 
 def test_honest_members_stay_conclusive() -> None:
     members = [HONEST["adversarially trained"](0), HONEST["plain"](0)]
-    found = verdict_on(RandomizedEnsemble(members, [0.9, 0.1]), Tight(steps=2))
+    found = verdict_on(RandomizedEnsemble(members, [0.9, 0.1]), Tight(steps=2, challenge=1))
     assert found.conclusive and found.doubts == [] and found.signals == ()
     assert "no sign that their gradients mislead" in found.sentence
     assert not verdict_on(members[0], Tight(steps=2), count=3).conclusive, "three images say nothing"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -14,8 +16,15 @@ from recarc.exact import Floor
 from tiny import labels_of, mlp_ensemble, points
 
 
-def made(alone: list[list[bool]], right: list[list[bool]], alpha: list[float], preset: str = "standard") -> Evaluation:
-    """An evaluation with these bits; every label is 0, a wrong answer is 1."""
+def made(
+    alone: list[list[bool]],
+    right: list[list[bool]],
+    alpha: list[float],
+    preset: str = "standard",
+    challenged: np.ndarray | None = None,
+    share: float = 1.0,
+) -> Evaluation:
+    """An evaluation with these bits; every label is 0, a wrong answer is 1. Unless said, every pair was challenged."""
     adversarial = np.where(np.array(right), 0, 1)[None].astype(np.int16)
     count = adversarial.shape[2]
     clean = np.zeros(adversarial.shape[1:], np.int16)
@@ -30,8 +39,10 @@ def made(alone: list[list[bool]], right: list[list[bool]], alpha: list[float], p
         stages=stages,
         alone=np.array(alone),
         decided_by=np.full(count, 3, np.int16),
+        challenged=np.where(np.array(alone), 2, 0) if challenged is None else challenged,
     )
-    return Evaluation(records, np.array(alpha), {"attack": {"class": "Tight", "preset": preset}})
+    attack = {"class": "Tight", "preset": preset, "challenge": share}
+    return Evaluation(records, np.array(alpha), {"attack": attack})
 
 
 def test_conclusive_when_figure_and_floor_meet() -> None:
@@ -121,6 +132,49 @@ def test_not_conclusive_says_how_far_and_what_to_try() -> None:
     assert not found.conclusive and found.gap == pytest.approx(0.05) and found.above_floor == 10
     assert "10 samples above their floor" in found.sentence and "--preset standard" in found.sentence
     assert found.to_json()["conclusive"] is False
+
+
+def test_a_challenge_that_is_too_small_leaves_it_open() -> None:
+    """0 of the pairs drawn with probability 1/2 fell: 4.32 others can at most, whoever they are."""
+    count, alone = 1000, np.ones((2, 1000), bool)
+    drawn = np.ones((2, count), np.int8)
+    drawn[:, ::2] = 2
+    found = Verdict.of(made(alone, alone, [0.5, 0.5], challenged=drawn, share=0.5))
+    assert found.challenge is not None and found.challenge.to_json() == {
+        **{"pairs": 2000, "drawn": 1000, "fell": 0, "share": 0.5},
+        "limit": pytest.approx(0.5 * math.log(20) / math.log(2) / count),
+    }
+    assert (
+        found.conclusive and "1000 of the 2000 pairs that had withstood were attacked again, 0 fell" in found.sentence
+    )
+    assert found.may_fall == found.to_json()["may_fall"] == found.challenge.limit
+    few = Verdict.of(made(alone, alone, [0.5, 0.5], challenged=drawn, share=0.1))
+    assert few.meets_floor and not few.conclusive and "The challenge was too small: 0 of the 1000" in few.sentence
+    assert "--knob challenge=1" in few.sentence
+    nothing = made(alone, alone, [0.5, 0.5])
+    nothing.records.challenged = None
+    assert not Verdict.of(nothing).conclusive and "Nothing challenged the floor" in Verdict.of(nothing).sentence
+
+
+def test_pairs_that_fall_to_the_challenge_are_held_against_the_others() -> None:
+    count, alone = 1000, np.ones((1, 1000), bool)
+    drawn = np.ones((1, count), np.int8)
+    drawn[:, :500], alone[:, :8] = 2, False
+    found = Verdict.of(made(alone, alone, [1.0], challenged=drawn, share=0.5))
+    assert found.gap == 0 and found.challenge is not None and found.challenge.fell == 8
+    assert (
+        not found.conclusive and "The floor is too high: 8 of the 500 pairs that were challenged fell" in found.sentence
+    )
+    assert 1.5 < 100 * found.may_fall < 2.0, "about eight of the others, 18 at most"
+
+
+def test_pairs_that_only_the_judge_found_standing_count_as_if_they_fell() -> None:
+    """A coarse search took them for fooled, so they were not drawn; nothing is known of them."""
+    count, alone = 1000, np.ones((1, 1000), bool)
+    drawn = np.full((1, count), 2, np.int8)
+    drawn[:, :6] = 0
+    found = Verdict.of(made(alone, alone, [1.0], challenged=drawn))
+    assert found.may_fall == pytest.approx(0.006) and not found.conclusive
 
 
 def test_a_member_of_probability_zero_is_not_the_best_one() -> None:

@@ -35,12 +35,14 @@ class Outcome:
 
     `mixture`: (probability, x_adv) pairs, several where the attacker randomizes too. `stages`: for a staged attack,
     where each stage ended, in order. `witnesses`: (M, B, ...), for each member a point at which it is fooled, or x
-    where no attack on that member alone succeeded.
+    where no attack on that member alone succeeded. `challenged`: (M, B) int8, which of the pairs that withstood were
+    drawn to be attacked again (see `recarc.attacks.challenge`).
     """
 
     mixture: list[tuple[float, Tensor]]
     stages: Sequence[Stage] = ()
     witnesses: Tensor | None = None
+    challenged: Tensor | None = None
 
 
 @dataclass(frozen=True)

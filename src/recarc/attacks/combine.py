@@ -38,6 +38,9 @@ class WorstOf(Attack):
             if hasattr(attack, "check_fit"):
                 attack.check_fit(members, classes, ball)
 
+    def adapted(self, ensemble: RandomizedEnsemble, samples: int) -> WorstOf:
+        return WorstOf([adapted(attack, ensemble, samples) for attack in self.attacks])
+
     def perturb(self, problem: Problem) -> Tensor:
         best = Best.clean(problem)
         for attack in self.attacks:
@@ -52,7 +55,7 @@ class WorstOf(Attack):
             return super().outcome(problem)
         best = Best.clean(problem, witnesses=True)
         stages: tuple[Stage, ...] = ()
-        witnesses = False
+        witnesses, challenged = False, None
         for attack in self.attacks:
             # Stages and witnesses are those of all samples, so the attacks that show them run on all at first.
             everyone = _shows_more(attack) and not (stages and witnesses)
@@ -65,10 +68,12 @@ class WorstOf(Attack):
             if len(index):
                 best.consider(problem, x_adv, index)
             stages = stages or tuple(outcome.stages)
+            if everyone and challenged is None:  # pairs that fall to a later attack count as fallen to this challenge
+                challenged = outcome.challenged
             if outcome.witnesses is not None:
                 witnesses = True
                 best.keep_witnesses(problem, index, outcome.witnesses)
-        return Outcome([(1.0, best.x_adv)], stages, best.witnesses if witnesses else None)
+        return Outcome([(1.0, best.x_adv)], stages, best.witnesses if witnesses else None, challenged)
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,9 @@ class Restarts(Attack):
 
     def check_fit(self, members: int, classes: int, ball: Ball) -> None:
         self.attack.check_fit(members, classes, ball)
+
+    def adapted(self, ensemble: RandomizedEnsemble, samples: int) -> Restarts:
+        return replace(self, attack=adapted(self.attack, ensemble, samples))
 
     def seeded(self) -> list[Attack]:
         attack: Any = self.attack
@@ -160,6 +168,11 @@ class RandomAttacker(Attack):
         with frozen_problem(ensemble, x, y, ball) as problem:
             terms = [p * problem.expected_accuracy(x_adv) for p, x_adv in self.outcome(problem).mixture]
         return torch.stack(terms).sum(0)
+
+
+def adapted(attack: Any, ensemble: RandomizedEnsemble, samples: int) -> Any:
+    """The attack for a run on so many samples; most have nothing to adapt."""
+    return attack.adapted(ensemble, samples) if hasattr(attack, "adapted") else attack
 
 
 def _points(attack: Any, problem: Problem) -> Tensor:

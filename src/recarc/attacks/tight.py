@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from recarc.attacks.adaptive_pgd import AdaptivePGD
 from recarc.attacks.arc import ARC
 from recarc.attacks.autopgd import AutoPGD
 from recarc.attacks.base import Attack, Outcome, Stage, check_count
+from recarc.attacks.challenge import CHALLENGED, Challenge
 from recarc.attacks.climb import Climb
 from recarc.attacks.problem import Best, Problem
 from recarc.attacks.registry import register
+from recarc.attacks.square import Square
 from recarc.ensemble import RandomizedEnsemble
-from recarc.errors import unknown
+from recarc.errors import InputError, unknown
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Effort:
     members: tuple[AutoPGD, ...]  # against each member alone
     corrected_steps: int
     climb: Climb
+    queries: int = 0  # of Square, against each member alone
+    challenge: Challenge | None = None
 
 
 PRESETS = {
@@ -35,12 +40,16 @@ PRESETS = {
         (AutoPGD(steps=40), AutoPGD(steps=20, loss="dlr_targeted", targets=3)),
         5,
         Climb(steps=20, orders=2, rounds=3, round_steps=50, targets=8),
+        queries=30,
+        challenge=Challenge(steps=40, queries=100, smooth_steps=10, most=0.15, allowed=0.002),
     ),
     "thorough": Effort(
         9,
         (AutoPGD(steps=100), AutoPGD(steps=100, loss="dlr_targeted", targets=9)),
         20,
         Climb(steps=50, orders=4, rounds=4, round_steps=150, targets=9),
+        queries=500,
+        challenge=Challenge(steps=200, queries=2000, smooth_steps=100, most=1.0, allowed=0.001),
     ),
 }
 
@@ -48,9 +57,10 @@ PRESETS = {
 @register("tight", label="Tight", help="staged, down to the floor (presets quick, standard, thorough)")
 @dataclass(frozen=True)
 class Tight(Attack):
-    """clean -> AdaptivePGD and ARC as in the paper -> AutoPGD on each member -> corrected ARC -> Climb -> its rounds.
+    """AdaptivePGD, ARC as in the paper -> AutoPGD, Square on each member -> corrected ARC -> Climb -> the challenge.
 
-    A sample leaves as soon as it is at its floor: the alpha of the members that nothing fooled, not even alone.
+    A sample leaves as soon as it is at its floor: the alpha of the members that nothing fooled, not even alone. At the
+    end a random few of the pairs that make the floor are challenged (`recarc.attacks.challenge`; not in quick).
     Its outcome shows AdaptivePGD and ARC by themselves, then the best so far after each later stage; each round of
     Climb by itself, from the best before the first one, so that one can tell what another round would bring.
     """
@@ -58,11 +68,21 @@ class Tight(Attack):
     preset: str = "standard"
     steps: int = 20  # K of AdaptivePGD and ARC, the paper's for CIFAR-10
     seed: int = 0
+    challenge: float | None = None  # the share of those pairs; None: as an evaluation needs, by its number of samples
 
     def __post_init__(self) -> None:
         check_count("steps", self.steps)
         if self.preset not in PRESETS:
             raise unknown("preset", self.preset, PRESETS)
+        if self.challenge is not None and not 0 <= self.challenge <= 1:
+            raise InputError(f"challenge is {self.challenge!r}; it must be a share of the pairs, from 0 to 1")
+
+    def adapted(self, ensemble: RandomizedEnsemble, samples: int) -> Tight:
+        """This attack for a run on so many samples: the fewer there are, the more of its pairs must be challenged."""
+        challenge = PRESETS[self.preset].challenge
+        if challenge is None or self.challenge is not None:
+            return self
+        return replace(self, challenge=challenge.share(samples, float(ensemble.alpha.max())))
 
     def plain_stages(self, classes: int | None = None) -> dict[str, Attack]:
         """The stages that are attacks by themselves; with few classes ARC has fewer planes."""
@@ -74,12 +94,16 @@ class Tight(Attack):
         best = Best.clean(problem)
         for _ in self._stages(problem, best):
             pass
+        self._challenge(problem, best)
         return best.x_adv
 
     def outcome(self, problem: Problem) -> Outcome:
         best = Best.clean(problem, witnesses=True)
         stages = list(self._stages(problem, best))
-        return Outcome([(1.0, best.x_adv)], stages, best.witnesses)
+        challenged = self._challenge(problem, best)
+        if challenged is not None:
+            stages.append(Stage("challenge", best.x_adv))
+        return Outcome([(1.0, best.x_adv)], stages, best.witnesses, challenged)
 
     def _stages(self, problem: Problem, best: Best) -> Iterator[Stage]:
         """Run the stages one by one, each improving `best`; yields where each one ended."""
@@ -96,16 +120,18 @@ class Tight(Attack):
                 _run(replace(attack, member=i, seed=self.seed, loss=loss), problem, best, standing)
         yield Stage("members", best.x_adv.clone())
 
+        if effort.queries:
+            for i in problem.ensemble.order:
+                standing = (~best.ever_wrong[i]).nonzero()[:, 0]
+                _run(Square(member=i, queries=effort.queries, seed=self.seed), problem, best, standing)
+            yield Stage("square", best.x_adv.clone())
+
         planes = min(effort.planes, problem.classes - 1)
         corrected = ARC(steps=effort.corrected_steps, planes=planes, variant="corrected")
         _run(corrected, problem, best, _above_floor(problem.ensemble, best))
         yield Stage("corrected_arc", best.x_adv.clone())
 
-        index = _above_floor(problem.ensemble, best)
-        if len(index):
-            part = best.take(index)
-            replace(effort.climb, seed=self.seed).improve(problem.take(index), part, hopeless=~part.ever_wrong)
-            best.put(index, part)
+        self._climb(problem, best, _above_floor(problem.ensemble, best))
         yield Stage("climb", best.x_adv.clone())
         if effort.climb.rounds:
             yield from self._rounds(problem, best)
@@ -122,6 +148,27 @@ class Tight(Attack):
                 best.merge(problem, index, rounds[r])
             yield Stage(f"round_{r + 1}", ended, alone=True)
         yield Stage("restarts", best.x_adv.clone())
+
+    def _climb(self, problem: Problem, best: Best, index: Tensor) -> None:
+        """Climb on the samples `index`, towards the members that were fooled alone."""
+        if len(index):
+            part = best.take(index)
+            climb = replace(PRESETS[self.preset].climb, seed=self.seed)
+            climb.improve(problem.take(index), part, hopeless=~part.ever_wrong)
+            best.put(index, part)
+
+    def _challenge(self, problem: Problem, best: Best) -> Tensor | None:
+        """Challenge a random few of the pairs that make the floor; where one falls, climb again. Which: (M, B)."""
+        challenge = PRESETS[self.preset].challenge
+        if challenge is None:
+            return None
+        if not len(problem):
+            return torch.zeros_like(best.wrong, dtype=torch.int8)
+        share = challenge.most if self.challenge is None else self.challenge
+        status = challenge.run(problem, best, share, self.seed)
+        fell = ((status == CHALLENGED) & best.ever_wrong).any(0) & (best.v > problem.ensemble.score(~best.ever_wrong))
+        self._climb(problem, best, fell.nonzero()[:, 0])
+        return status
 
 
 def _run(attack: Attack, problem: Problem, best: Best, index: Tensor) -> None:

@@ -111,6 +111,8 @@ def _print_headline(result: Evaluation) -> None:
     if result.floor is not None:
         gap = 100 * (result.robust_accuracy - result.floor)
         rows["floor"] = f"{percent(result.floor)} %, a gap of {gap:.2f} points"
+    if result.challenge is not None:
+        rows["challenge"] = str(result.challenge)
     rows["cost"] = f"{result.seconds:.1f} s, {passes}"
     table = Table.grid(padding=(0, 2))
     for row in rows.items():

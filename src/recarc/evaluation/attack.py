@@ -74,3 +74,5 @@ def _check(outcome: Outcome, name: str, members: int) -> None:
         raise AttackViolation(f"{name} returned stages with {len(weights)} answers; they need a single one")
     if outcome.witnesses is not None and len(outcome.witnesses) != members:
         raise AttackViolation(f"{name} returned {len(outcome.witnesses)} witnesses for {members} members; one each")
+    if outcome.challenged is not None and (outcome.witnesses is None or len(outcome.challenged) != members):
+        raise AttackViolation(f"{name} returned a challenge that does not fit its witnesses: one row for each member")

@@ -244,6 +244,18 @@ def undescribed(description: Any) -> list[str]:
     return [name for item in description for name in undescribed(item)] if isinstance(description, list) else []
 
 
+def knob_of(attack: Any, name: str) -> Any:
+    """A knob of a described attack, or else of the first attack within it that has it; None if none has."""
+    inner = [attack]
+    while inner:
+        attack = inner.pop(0)
+        if isinstance(attack, dict) and attack.get(name) is not None:
+            return attack[name]
+        if isinstance(attack, dict):
+            inner += [attack.get("attack"), *(attack.get("attacks") or ())]
+    return None
+
+
 def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 

@@ -38,6 +38,8 @@ def judge(problem: Problem, attacked: Attacked, index: np.ndarray) -> tuple[Reco
         final, stages, decided = judged.points([x_adv for _, x_adv in outcome.mixture]), {}, None
     alone = None if outcome.witnesses is None else judged.withstood(outcome.witnesses)
 
+    challenged = outcome.challenged
+
     def filled(default: Tensor, value: Tensor) -> Tensor:
         """`value` on the samples that were attacked, `default` on the others."""
         return default.index_copy(-1, samples, value.to(default.dtype))
@@ -54,6 +56,9 @@ def judge(problem: Problem, attacked: Attacked, index: np.ndarray) -> tuple[Reco
         stages={name: _int16(filled(clean, labels)) for name, labels in stages.items()},
         alone=None if alone is None else filled(clean == y, alone).cpu().numpy(),
         decided_by=None if decided is None else _int16(filled(torch.full_like(y, -1), decided)),
+        challenged=None
+        if challenged is None
+        else filled(torch.zeros_like(clean, dtype=torch.int8), challenged).cpu().numpy(),
     )
     return records, inputs
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recarc.attacks.combine import adapted
 from recarc.attacks.problem import Problem, check_ball
 from recarc.ensemble import RandomizedEnsemble, check_logits, untouched
 from recarc.errors import InputError, first_line
@@ -89,6 +90,7 @@ def prepare(
         samples.check(ball)
     if hasattr(attack, "check_fit"):
         attack.check_fit(len(ensemble), logits.shape[-1], ball)
+    attack = adapted(attack, ensemble, len(samples))
     coarse, passes = precision in COARSE, Passes()
     attack_tile = search_tile(device, x, tile, len(samples)) if coarse else tile
     attacked = tiled(ensemble, tile, passes, precision, attack_tile)

@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from recarc.attacks.challenge import CHALLENGED
 from recarc.ensemble import rounded, validated_alpha
 from recarc.errors import InputError
+from recarc.evaluation.challenge import Challenged
+from recarc.evaluation.fingerprint import knob_of
 from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.masking import Signal
 from recarc.evaluation.records import Records, joined
@@ -189,14 +192,8 @@ class Evaluation:
     @property
     def preset(self) -> str | None:
         """The preset of the attack, or of the attack within it: what is restarted is as weak as its preset."""
-        inner = [self.configuration.get("attack")]
-        while inner:
-            attack = inner.pop(0)
-            if isinstance(attack, dict) and "preset" in attack:
-                return str(attack["preset"])
-            if isinstance(attack, dict):
-                inner += [attack.get("attack"), *attack.get("attacks", ())]
-        return None
+        preset = knob_of(self.configuration.get("attack"), "preset")
+        return None if preset is None else str(preset)
 
     @property
     def attacked_members(self) -> list[int] | None:
@@ -219,6 +216,14 @@ class Evaluation:
     def floor(self) -> float | None:
         """Mean of `floor_scores`: no attack gets below it by fooling members only where they were fooled alone."""
         return None if self.floor_scores is None else float(self.floor_scores.mean())
+
+    @cached_property
+    def challenge(self) -> Challenged | None:
+        """What became of the pairs that were attacked again; None if the attack does not challenge its floor."""
+        share = knob_of(self.configuration.get("attack"), "challenge")
+        if self.records.challenged is None or self.alone is None or share is None:
+            return None
+        return Challenged.of(self.records.challenged, self.alone, self.alpha, float(share))
 
     @cached_property
     def stage_accuracies(self) -> dict[str, Estimate]:
@@ -251,6 +256,7 @@ class Evaluation:
             "robust_accuracy": robust.value,
             "robust_interval": [robust.low, robust.high],
             "floor": self.floor,
+            "challenge": None if self.challenge is None else self.challenge.to_json(),
             "members": self._members(),
             "samples": len(self),
             "complete": self.complete,
@@ -339,4 +345,6 @@ def columns(evaluation: Evaluation) -> dict[str, np.ndarray]:
         unknown = np.full(len(evaluation), None)
         known = zip(evaluation.alpha > 0, evaluation.alone)
         table |= {f"robust_alone_{i}": row if attacked else unknown for i, (attacked, row) in enumerate(known)}
+    if evaluation.records.challenged is not None:
+        table |= {f"challenged_{i}": row == CHALLENGED for i, row in enumerate(evaluation.records.challenged)}
     return table

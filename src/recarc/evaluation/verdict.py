@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recarc.errors import InputError
+from recarc.evaluation.challenge import Challenged
 from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.masking import Signal
 from recarc.evaluation.result import Estimate, Evaluation
@@ -17,8 +18,8 @@ from recarc.evaluation.saturation import Saturation
 if TYPE_CHECKING:
     from recarc.exact import Floor
 
-CONCLUSIVE = 0.005  # a gap of half a point on these samples
-CARRIED = 2 * CONCLUSIVE  # what the gap on other samples of the same kind may be, at 95 % confidence
+CONCLUSIVE = 0.005  # how far the robust accuracy may yet fall on these samples: half a point
+CARRIED = 2 * CONCLUSIVE  # and on other samples of the same kind; both at 95 % confidence
 ROUNDING = 1e-9
 
 
@@ -28,7 +29,8 @@ class Verdict:
 
     `floor` is the mean of sum_i alpha_i over the members that withstood every attack on them alone; no attack gets
     below it unless a stronger attack on a single member is found. A certified floor holds against every attack and
-    raises it where it is higher. `gap` = robust - floor.
+    raises it where it is higher. `gap` = robust - floor. `challenge` is what a much stronger attack on a random few of
+    the pairs that make the floor found; `may_fall` = gap + what that leaves room for.
     """
 
     robust: Estimate
@@ -45,6 +47,7 @@ class Verdict:
     blind: tuple[int, ...] = ()  # members whose gradients vanish: their floor may be too high
     signals: tuple[Signal, ...] = ()  # that attacks may have missed how weak a member is
     gap_limit: float = 0.0  # upper 95 % confidence limit of the gap on other samples of the same kind
+    challenge: Challenged | None = None
     samples: int = 0
     complete: bool = True
     sentence: str = field(default="", compare=False)
@@ -77,6 +80,7 @@ class Verdict:
             blind=tuple(i for i in evaluation.blind_members if evaluation.alpha[i] > 0),
             signals=tuple(signal for signal in evaluation.signals if evaluation.alpha[signal.member] > 0),
             gap_limit=_upper_limit(np.maximum(evaluation.robust_scores - floors, 0.0)),
+            challenge=evaluation.challenge,
             samples=len(evaluation),
             complete=evaluation.complete,
         )
@@ -86,6 +90,15 @@ class Verdict:
     def meets_floor(self) -> bool:
         """Whether robust accuracy and floor are at most half a point apart."""
         return self.gap <= CONCLUSIVE + 1e-12
+
+    @property
+    def may_fall(self) -> float:
+        """How far the robust accuracy may yet fall: the gap, and what the challenge leaves room for below the floor.
+
+        Without a challenge nothing is known below the floor. A certified floor needs none.
+        """
+        below = self.floor - max(self.certified_floor or 0.0, 0.0)
+        return self.gap + min(below, self.challenge.limit if self.challenge is not None else below)
 
     @property
     def certified(self) -> bool:
@@ -98,6 +111,13 @@ class Verdict:
         return self.complete and (self.certified or (self.meets_floor and not self.doubts))
 
     @property
+    def basis(self) -> str:
+        """What the floor rests on."""
+        losses = "one loss" if self.preset == "quick" else "two losses, without gradients"
+        attacked = f"every member attacked alone ({losses}, and wherever another stage fooled it)"
+        return f"{attacked}; {self.challenge or 'nothing challenged it'}"
+
+    @property
     def doubts(self) -> list[str]:
         """Why the floor cannot be relied on even where the robust accuracy meets it.
 
@@ -108,10 +128,14 @@ class Verdict:
         doubts = []
         if not self.complete:
             doubts.append("the run is not finished: rerun its command to resume")
-        if self.meets_floor and self.gap_limit > CARRIED:
+        broken = self.challenge is not None and self.challenge.fell > 0
+        if (self.meets_floor or broken) and self.preset != "quick" and self.may_fall > CONCLUSIVE + 1e-12:
+            doubts.append(self._why_it_may_fall())
+        elsewhere = self.gap_limit + self.may_fall - self.gap
+        if self.meets_floor and elsewhere > CARRIED:
             doubts.append(
-                f"{self.samples} samples are too few: on others the gap may be up to {100 * self.gap_limit:.3f} "
-                f"points, more than {100 * CARRIED:g}"
+                f"{self.samples} samples are too few: on others the robust accuracy may be up to {100 * elsewhere:.3f} "
+                f"points lower, more than {100 * CARRIED:g}"
             )
         if guessing:
             doubts.append(f"on clean inputs {_members(guessing)} is no better than chance")
@@ -120,6 +144,22 @@ class Verdict:
         if self.meets_floor and self.preset == "quick" and self.robust.value > 0:
             doubts.append("quick attacks the members with one loss only; --preset standard decides")
         return doubts
+
+    def _why_it_may_fall(self) -> str:
+        """In one line, with what would settle it."""
+        challenge, may_fall = self.challenge, f"{_percent(self.may_fall)} points, more than {100 * CONCLUSIVE:g}"
+        if challenge is None:
+            return "nothing challenged the floor in this run; evaluate again with --attack tight"
+        found = f"{challenge.fell} of the {challenge.drawn} pairs that were challenged fell"
+        if challenge.fell:
+            return f"the floor is too high: {found}, and the robust accuracy may be lower by {may_fall}"
+        more = (
+            "challenge them all (--knob challenge=1) or take more samples" if challenge.share < 1 else "look at the gap"
+        )
+        return (
+            f"the challenge was too small: {found}, but with {challenge.pairs - challenge.drawn} spared the robust "
+            f"accuracy may be lower by {may_fall}; {more}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -133,6 +173,9 @@ class Verdict:
             "blind_members": list(self.blind),
             "signals": [signal.to_json() for signal in self.signals],
             "gap_limit": self.gap_limit,
+            "challenge": None if self.challenge is None else self.challenge.to_json(),
+            "may_fall": self.may_fall,
+            "basis": self.basis,
             "samples": self.samples,
             "complete": self.complete,
             "doubts": self.doubts,
@@ -202,9 +245,8 @@ def _sentence(verdict: Verdict) -> str:
         return f"Conclusive: the robust accuracy is {robust} %, and nothing is below it.{flattery}"
     if verdict.conclusive:
         return (
-            f"Conclusive: the robust accuracy is {robust} %, and no attack can push it below the floor of {floor} %, "
-            "as long as the members themselves are as robust as the strongest attack on each found them; no sign that "
-            f"their gradients mislead was found.{flattery}"
+            f"Conclusive: the robust accuracy is {robust} %, with a floor of {floor} % that rests on {verdict.basis}; "
+            f"no sign that their gradients mislead was found.{flattery}"
         )
     doubts = "".join(f" {doubt[0].upper()}{doubt[1:]}." for doubt in verdict.doubts)
     if verdict.meets_floor:

@@ -14,10 +14,12 @@ STAGE_LABELS = {
     "adaptive_pgd": "AdaptivePGD",
     "arc": "ARC",
     "members": "AutoPGD on a member",
+    "square": "Square on a member",
     "corrected_arc": "ARC, corrected",
     "climb": "Climb",
     **{f"round_{r}": f"Climb, round {r}" for r in range(1, 10)},
     "restarts": "Climb, all rounds",
+    "challenge": "the challenge",
     "none": "no attack succeeded",
 }
 # The roles are the colours of the page (templates/page.css) and of the figures (figures.COLOURS).
