@@ -23,6 +23,11 @@ def margin(logits: Tensor, y: Tensor) -> Tensor:
     return own - others
 
 
+def margin_over(logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
+    """f_y - f_c for the class c = rival (B,) of each sample."""
+    return (logits.gather(1, y[:, None]) - logits.gather(1, rival[:, None]))[:, 0]
+
+
 def negative_margin(logits: Tensor, y: Tensor) -> Tensor:
     """The margin as a loss to be increased."""
     return -margin(logits, y)
@@ -37,8 +42,7 @@ def difference_of_logits_ratio(logits: Tensor, y: Tensor) -> Tensor:
 def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """DLR towards one class: -(f_y - f_t) over the spread of the top four logits."""
     top = logits.topk(4, dim=1).values
-    own, other = logits.gather(1, y[:, None])[:, 0], logits.gather(1, target[:, None])[:, 0]
-    return -(own - other) / (top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + _tiny(logits))
+    return -margin_over(logits, y, target) / (top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + _tiny(logits))
 
 
 def _tiny(logits: Tensor) -> float:

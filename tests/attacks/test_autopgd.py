@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from recarc import PGD, AdaptivePGD, AutoPGD, Ball, InputError, RandomizedEnsemble
-from recarc.attacks.autopgd import _State, checkpoints, sparse_checkpoints
+from recarc.attacks.autopgd import _State, checkpoints, phases, sparse_checkpoints
 from recarc.losses import difference_of_logits_ratio, targeted_dlr
-from tiny import labels_of, mlp, mlp_ensemble, points
+from tiny import binary, labels_of, mlp, mlp_ensemble, points
 
 
 def test_checkpoints_of_the_published_schedule() -> None:
@@ -71,6 +71,23 @@ def test_l1_follows_the_support_of_the_best_point() -> None:
 def test_l1_adapts_every_25th_of_its_steps() -> None:
     assert sorted(sparse_checkpoints(100)) == list(range(4, 101, 4))
     assert sorted(sparse_checkpoints(10)) == list(range(1, 11))
+
+
+def test_l1_starts_in_larger_balls() -> None:
+    """Three tenths of the steps at 3 eps, three tenths at 2 eps, the rest at eps; with very few steps only there."""
+    assert phases(100) == [(30, 3.0), (30, 2.0), (40, 1.0)]
+    assert phases(3) == [(3, 1.0)]
+
+
+def test_l1_offers_nothing_from_the_larger_balls() -> None:
+    """At 3 eps the member is fooled, at eps it cannot be: x1 alone decides, and the plane is at twice eps."""
+    ensemble = RandomizedEnsemble([binary([1.0, 0.0], 0.0)])
+    x, y, ball = torch.tensor([[0.2, 0.5]]).double(), torch.ones(1, dtype=torch.long), Ball("l1", 0.1, box=(-1, 1))
+    x_adv = AutoPGD(member=0, steps=20)(ensemble, x, y, ball)
+    assert float(ball.violation(x, x_adv)) == 0
+    assert float(ensemble.expected_accuracy(x_adv, y)) == 1
+    larger = AutoPGD(member=0, steps=20)(ensemble, x, y, Ball("l1", 0.21, box=(-1, 1)))
+    assert float(ensemble.expected_accuracy(larger, y)) == 0
 
 
 def test_batch_does_not_matter() -> None:

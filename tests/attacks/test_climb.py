@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -102,10 +104,83 @@ def test_seeds_restart_it_and_the_batch_does_not_matter() -> None:
     assert torch.allclose(together, apart, atol=1e-9)
 
 
+def after_the_climb(eps: float = 0.12) -> tuple[Problem, Best, torch.Tensor]:
+    """Where a short climb ended on what it left above 0, with random members of three classes."""
+    ensemble = mlp_ensemble(3, [0.5, 0.3, 0.2])
+    x = points(80, 6)
+    problem = Problem(ensemble, x, labels_of(ensemble, x), Ball("linf", eps))
+    best = Best.clean(problem)
+    Climb(steps=2, orders=1).improve(problem, best, torch.zeros_like(best.wrong))
+    index = (best.v > 0).nonzero()[:, 0]
+    return problem.take(index), best.take(index), torch.zeros_like(best.wrong[:, index])
+
+
+def test_rounds_find_more_and_leave_where_they_started_alone() -> None:
+    with torch.no_grad():
+        problem, best, nobody = after_the_climb()
+        before = best.v.clone()
+        rounds = Climb(rounds=3, round_steps=20, targets=3).search_in_rounds(problem, best, nobody)
+    assert torch.equal(best.v, before) and len(rounds) == 3
+    for found in rounds:
+        assert bool((found.v <= before).all()) and float(found.v.mean()) < float(before.mean())
+        assert torch.equal(found.v, problem.expected_accuracy(found.x_adv))
+        assert float(problem.ball.violation(problem.x, found.x_adv).max()) < 1e-7
+    assert not torch.equal(rounds[0].x_adv, rounds[1].x_adv), "they draw other random numbers"
+
+
+def test_a_round_does_not_depend_on_the_other_rounds_nor_on_the_batch() -> None:
+    climb = Climb(round_steps=10, targets=2)
+    with torch.no_grad():
+        problem, best, nobody = after_the_climb()
+        three = replace(climb, rounds=3).search_in_rounds(problem, best, nobody)
+        one = replace(climb, rounds=1).search_in_rounds(problem, best, nobody)
+        some = torch.arange(0, len(problem), 3)
+        part = replace(climb, rounds=3).search_in_rounds(problem.take(some), best.take(some), nobody[:, some])
+    assert torch.allclose(three[0].x_adv, one[0].x_adv, atol=1e-9)
+    for whole, own in zip(three, part):
+        assert torch.allclose(whole.x_adv[some], own.x_adv, atol=1e-9)
+        assert torch.equal(whole.wrong[:, some], own.wrong)
+
+
+def test_members_that_are_hopeless_are_no_goal() -> None:
+    """Of sets in a given order, as many members as beat the best point; none where those left are too light."""
+    ensemble = mlp_ensemble(3, [0.5, 0.3, 0.2])
+    problem = Problem(ensemble, points(3, 6), torch.zeros(3, dtype=torch.long), Ball("linf", 0.1))
+    best = Best.clean(problem)
+    best.v = torch.tensor([1.0, 0.5, 0.5], dtype=torch.float64)
+    hopeless = torch.tensor([[False, False, True], [False, False, False], [True, False, False]])
+    order = torch.tensor([[2, 1, 1], [1, 2, 2], [0, 0, 0]])
+    goal = Search(problem, best, 20, 0.02).needed(hopeless, order)
+    assert goal.T.tolist() == [[False, True, False], [True, True, True], [False, False, False]]
+
+
+def test_a_descent_towards_one_class_follows_the_margin_over_that_class() -> None:
+    ensemble = mlp_ensemble(1)
+    x = points(20, 6)
+    y = labels_of(ensemble, x)
+    problem = Problem(ensemble, x, y, Ball("l2", 0.1))
+    rivals = problem.rivals(9)
+    assert rivals.shape == (20, 4), "five classes have four rivals"
+    assert torch.equal(rivals.sort(1).values, torch.tensor([[c for c in range(5) if c != k] for k in y.tolist()]))
+    search = Search(problem, Best.clean(problem), steps=1, kappa=0.02)
+    goal = torch.ones(1, 20, dtype=torch.bool)
+    for rival in rivals.T:
+        push, _ = search._push(problem, x, goal, rival, last=False)
+        leaf = x.clone().requires_grad_()
+        logits = ensemble.members[0](leaf)
+        rows = torch.arange(20)
+        (gradient,) = torch.autograd.grad((logits[rows, y] - logits[rows, rival]).sum(), leaf)
+        torch.testing.assert_close(push, gradient / gradient.norm(dim=1, keepdim=True))
+    nearest, _ = search._push(problem, x, goal, None, last=False)
+    torch.testing.assert_close(nearest, search._push(problem, x, goal, rivals[:, 0], last=False)[0])
+
+
 def test_bad_knobs() -> None:
     with pytest.raises(InputError, match="kappa"):
         Climb(kappa=-1)
     with pytest.raises(InputError, match="orders is 0; it must be a whole number of at least 1"):
         Climb(orders=0)
+    with pytest.raises(InputError, match="rounds is -1; it must be at least 0"):
+        Climb(rounds=-1)
     with pytest.raises(InputError, match=r"steps is 1.5; it must be a whole number of at least 1"):
         Climb(steps=1.5)  # type: ignore[arg-type]

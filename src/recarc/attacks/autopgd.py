@@ -1,12 +1,13 @@
 """AutoPGD: PGD with momentum that halves its own step (Croce and Hein 2020), on one member or on the mixture.
 
-For p = 1 their sparse version (2021): no momentum, and steps over about as many values as the best point changes.
+For p = 1 their sparse version (2021): no momentum, steps over about as many values as the best point changes, and
+balls that shrink to the size asked for.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,10 +24,11 @@ from recarc.losses import LOSSES, check_loss, targeted_dlr
 MOMENTUM = 0.75  # Croce and Hein's alpha
 WORTH_COMPACTING = 0.8  # copying the state costs more than attacking a few finished samples
 PROGRESS = 0.75  # their rho: the share of steps that must have increased the loss
-# For p = 1. Theirs starts with a fifth of all values; a few times the fewest possible is nearer to where it ends.
-FIRST_SUPPORT = 6  # in units of `Ball.fewest_values`
-SPARSER = 1.5  # theirs: how many times fewer values a step changes than the best point; the step shrinks as fast
-SMALLEST_STEP = 0.1  # theirs, as a share of the first step
+# For p = 1, all theirs:
+FIRST_SUPPORT = 0.2  # the share of all values that the first steps change
+SPARSER = 1.5  # how many times fewer values a later step changes than the best point; the step shrinks as fast
+SMALLEST_STEP = 0.1  # as a share of the first step
+LARGER, EARLY = (3.0, 2.0), 0.3  # radii in units of eps of the first phases, and the share of steps of each
 
 
 def checkpoints(steps: int) -> set[int]:
@@ -43,6 +45,12 @@ def sparse_checkpoints(steps: int) -> set[int]:
     """Iterations at which p = 1 adapts its sparsity: every 4 % of the steps."""
     gap = max(int(0.04 * steps), 1)
     return set(range(gap, steps + 1, gap))
+
+
+def phases(steps: int) -> list[tuple[int, float]]:
+    """For p = 1: steps and radius, in units of eps, of each phase. Larger balls come first."""
+    early = int(EARLY * steps)
+    return [(early, radius) for radius in LARGER if early] + [(steps - len(LARGER) * early, 1.0)]
 
 
 @dataclass
@@ -102,10 +110,7 @@ class AutoPGD(Attack):
         if self.loss != "dlr_targeted":
             self._run(problem, best, None)
             return best.x_adv
-        alpha, clean = problem.ensemble.alpha.tolist(), problem.clean_logits
-        ranking = sum((alpha[i] * clean[i] for i in problem.ensemble.order), clean.new_zeros(()))
-        rivals = ranking.scatter(1, problem.y[:, None], -torch.inf).topk(min(self.targets, problem.classes - 1)).indices
-        for target in rivals.unbind(1):
+        for target in problem.rivals(self.targets).unbind(1):
             self._run(problem, best, target)
         return best.x_adv
 
@@ -115,33 +120,50 @@ class AutoPGD(Attack):
         return LOSSES[self.loss](logits, y)
 
     def _visit(
-        self, problem: Problem, best: Best, index: Tensor, point: Tensor, target: Tensor | None
+        self, problem: Problem, best: Best | None, index: Tensor, point: Tensor, target: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """(loss, gradient) at a point, which is offered to `best`: one forward and backward pass per member."""
         ensemble, y, aim = problem.ensemble, problem.y[index], None if target is None else target[index]
-        wrong = torch.zeros(len(ensemble), len(y), dtype=torch.bool, device=y.device)
         with torch.enable_grad():
             leaf = point.detach().requires_grad_()
             logits = {i: ensemble.members[i](leaf) for i in ensemble.order}
             loss = torch.stack([float(ensemble.alpha[i]) * self._loss(f, y, aim) for i, f in logits.items()]).sum(0)
             gradient = differentiate(loss.sum(), leaf)
-        for i, f in logits.items():
-            wrong[i] = predictions_of(f.detach()) != y
-        best.offer(index, point, wrong, ensemble.score(~wrong))
+        if best is not None:
+            wrong = torch.zeros(len(ensemble), len(y), dtype=torch.bool, device=y.device)
+            for i, f in logits.items():
+                wrong[i] = predictions_of(f.detach()) != y
+            best.offer(index, point, wrong, ensemble.score(~wrong))
         gradient = gradient.to(working_dtype(point)).nan_to_num(nan=0.0)
         return loss.detach().to(gradient.dtype).masked_fill(loss.isnan(), -math.inf), gradient
 
     def _run(self, problem: Problem, best: Best, target: Tensor | None) -> None:
-        """One AutoPGD run, towards `target` classes where given; samples at 0 are dropped."""
-        if not bool((best.v > 0).any()):
-            return  # many models cannot take an empty batch
-        x, ball, s = problem.x, problem.ball, self._begin(problem, best, target)
+        """One AutoPGD run, towards `target` classes where given; for p = 1 through balls that shrink to eps."""
+        x, ball = problem.x, problem.ball
+        point = ball.move(x, ball.random_start(x, self.seed)) if self.random_init else x
+        for steps, growth in phases(self.steps) if ball.norm.sparse else [(self.steps, 1.0)]:
+            if not bool((best.v > 0).any()):
+                return  # many models cannot take an empty batch
+            wide = replace(problem, ball=replace(ball, eps=growth * ball.eps))
+            if ball.norm.sparse:
+                point = self._moved(x, point, torch.zeros_like(x, dtype=working_dtype(x)), wide.ball)
+            point = self._ascend(wide, best, target, point, steps, inside=growth == 1)
+
+    def _ascend(
+        self, problem: Problem, best: Best, target: Tensor | None, start: Tensor, steps: int, inside: bool
+    ) -> Tensor:
+        """The points of highest loss after `steps` steps from `start`; if `inside`, samples at 0 are dropped.
+
+        Points outside the ball asked for are not offered to `best`.
+        """
+        x, ball, offered = problem.x, problem.ball, best if inside else None
+        s = self._begin(problem, (best.v > 0).nonzero()[:, 0], offered, target, start)
         since, sparse = 0, ball.norm.sparse
-        checks = sparse_checkpoints(self.steps) if sparse else checkpoints(self.steps)
-        for k in range(1, self.steps + 1):
+        checks = sparse_checkpoints(steps) if sparse else checkpoints(steps)
+        for k in range(1, steps + 1):
             left = (best.v[s.index] > 0).nonzero()[:, 0]
             if not len(left):
-                return
+                break
             if len(left) <= WORTH_COMPACTING * len(s.index):
                 s = s.take(left)
             centre, own_ball = x[s.index], ball.take(s.index)
@@ -152,7 +174,7 @@ class AutoPGD(Attack):
                 step = momentum * (z - s.point) + (1 - momentum) * (s.point - s.previous)
                 z = self._moved(centre, s.point, step, own_ball)
             s.previous, s.point = s.point, z
-            loss, s.gradient = self._visit(problem, best, s.index, s.point, target)
+            loss, s.gradient = self._visit(problem, offered, s.index, s.point, target)
             s.increases += loss > s.last_loss
             s.last_loss = loss
             higher = loss > s.peak_loss
@@ -165,13 +187,13 @@ class AutoPGD(Attack):
             elif k in checks:
                 self._maybe_halve(s, since)
                 since = 0
+        return start.index_copy(0, s.index, s.peak)
 
-    def _begin(self, problem: Problem, best: Best, target: Tensor | None) -> _State:
-        index = (best.v > 0).nonzero()[:, 0]
-        point, ball = problem.x[index], problem.ball.take(index)
-        if self.random_init:
-            point = ball.move(point, ball.random_start(point, self.seed))
-        loss, gradient = self._visit(problem, best, index, point, target)
+    def _begin(
+        self, problem: Problem, index: Tensor, offered: Best | None, target: Tensor | None, start: Tensor
+    ) -> _State:
+        point, ball = start[index], problem.ball.take(index)
+        loss, gradient = self._visit(problem, offered, index, point, target)
         zeros = torch.zeros(len(index), dtype=torch.long, device=index.device)
         return _State(
             index=index,
@@ -186,7 +208,7 @@ class AutoPGD(Attack):
             increases=zeros,
             peak_at_check=loss,
             halved_at_check=zeros.bool(),
-            support=FIRST_SUPPORT * ball.fewest_values(point),
+            support=self._first_support(problem.x[index], point),
         )
 
     @staticmethod
@@ -207,6 +229,13 @@ class AutoPGD(Attack):
         s.last_loss = torch.where(halve, s.peak_loss, s.last_loss)
         s.halved_at_check, s.peak_at_check = halve, s.peak_loss
         s.increases = torch.zeros_like(s.increases)
+
+    @staticmethod
+    def _first_support(x: Tensor, point: Tensor) -> Tensor:
+        """For p = 1: as many values as the start changes, or a fifth of all where it changes nearly all or none."""
+        changed = (point != x).flatten(1).sum(1).to(working_dtype(x))
+        few = SPARSER * FIRST_SUPPORT * x[0].numel()
+        return torch.where((changed > 0) & (changed < few), changed, few)
 
     @staticmethod
     def _adapt_support(s: _State, x: Tensor, first_step: Tensor) -> None:

@@ -21,7 +21,7 @@ from recarc.geometry import Ball, working_dtype
 class Stage:
     """The points at which a stage of an attack ended, (B, ...).
 
-    `alone`: they are what this stage finds by itself, starting from x; otherwise the best of all stages so far.
+    `alone`: they are what this stage finds by itself; otherwise the best of all stages so far.
     """
 
     name: str

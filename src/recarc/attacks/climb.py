@@ -12,16 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import Attack, check_count, differentiate
+from recarc.attacks.base import Attack, check_at_least, check_count, differentiate
 from recarc.attacks.problem import Best, Problem
 from recarc.attacks.registry import register
 from recarc.ensemble import RandomizedEnsemble, predictions_of
 from recarc.errors import InputError
 from recarc.geometry import Ball, per_sample, working_dtype
-from recarc.losses import margin
+from recarc.losses import margin, margin_over
 from recarc.randomness import sample_keys, uniform
 
 MOMENTUM = 0.75
+ROUND = 10_000  # between the seeds of two rounds: more than there are classes to try
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,12 @@ class Search:
         """The perturbations of the best points."""
         return self.best.x_adv.to(working_dtype(self.problem.x)) - self.problem.x
 
-    def chase(self, index: Tensor, target: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    def chase(self, index: Tensor, target: Tensor, delta: Tensor, rival: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Try to fool all members of `target` (M, n) at once on the samples `index` (n,), from `delta`.
 
         Projected steepest descent with momentum on sum_i relu(zeta_i + kappa eps)^2 / 2 over the targeted members,
-        zeta_i their signed distance to the decision plane: a length, so that no member's logit scale dominates.
+        zeta_i their signed distance to the decision plane: a length, so that no member's logit scale dominates. The
+        plane is the one towards the class `rival` (n,), the same for all members, or else each member's nearest.
         Every point visited is offered to `best`. Returns which of the n samples reached the target, and where.
         """
         target = target & (self.ensemble.alpha.to(target.device) > 0)[:, None]  # the others are never asked
@@ -57,7 +59,8 @@ class Search:
         for k in range(self.steps + 1):
             part, goal = self.problem.take(index[left]), target[:, left]
             u = part.ball.move(part.x, delta)
-            push, wrong = self._push(part, u, goal, last=k == self.steps)
+            aim = None if rival is None else rival[left]
+            push, wrong = self._push(part, u, goal, aim, last=k == self.steps)
             self.best.offer(index[left], u, wrong, self.ensemble.score(~wrong))
             hit = (wrong | ~goal).all(0)
             reached[left[hit]], where[left[hit]] = True, delta[hit]
@@ -70,7 +73,7 @@ class Search:
             delta = ball.project(delta + per_sample(eta, x) * ball.step_direction(-velocity, x, delta), x)
         return reached, where
 
-    def _push(self, part: Problem, u: Tensor, goal: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+    def _push(self, part: Problem, u: Tensor, goal: Tensor, rival: Tensor | None, last: bool) -> tuple[Tensor, Tensor]:
         """The gradient of the objective at u, scaled to dual norm 1, and the (M, n) members that are wrong at u."""
         norm, total = part.ball.norm, torch.zeros_like(u, dtype=working_dtype(u))
         wrong = torch.zeros_like(goal)
@@ -81,7 +84,7 @@ class Search:
                 wrong[i] = predictions_of(logits.detach()) != part.y
                 if not leaf.requires_grad:
                     continue
-                h = margin(logits, part.y)
+                h = margin(logits, part.y) if rival is None else margin_over(logits, part.y, rival)
                 gradient = differentiate(h.sum(), leaf)
             w = gradient.to(total.dtype).nan_to_num(nan=0.0)
             length = norm.dual(w)
@@ -123,6 +126,14 @@ class Search:
             self.climb(hopeless, order, self.delta(), self.best.wrong.clone(), among)
             among = self.best.v < before
 
+    def needed(self, hopeless: Tensor, order: Tensor) -> Tensor:
+        """(M, B): members in this order, as many as it takes to beat the best point; none where all are too few."""
+        goal = torch.zeros_like(hopeless)
+        for i in order:
+            add = torch.zeros_like(goal).scatter_(0, i[None], True) & ~hopeless
+            goal |= add & (self.ensemble.score(~goal) >= self.best.v)
+        return goal & (self.ensemble.score(~goal) < self.best.v)
+
     def swap(self, hopeless: Tensor) -> None:
         """For each pair: drop a fooled member j for a heavier one i, keeping the rest."""
         alpha, best = self.ensemble.alpha.tolist(), self.best
@@ -144,6 +155,7 @@ class Climb(Attack):
 
     First everything at once, then members by decreasing alpha until a whole pass adds none (so the result is maximal
     as far as the descent can tell), then swaps, then `orders - 1` fresh climbs from random points in random orders.
+    Last come `rounds` of a longer search on what is left, see `search_in_rounds`.
     """
 
     start: Attack | None = None
@@ -151,10 +163,15 @@ class Climb(Attack):
     orders: int = 2
     kappa: float = 0.02  # in units of eps: how deep beyond its plane a fooled member is pushed
     seed: int = 0
+    rounds: int = 0
+    round_steps: int = 50  # of each descent of a round
+    targets: int = 8  # classes that a round tries as the common one
 
     def __post_init__(self) -> None:
-        check_count("steps", self.steps)
-        check_count("orders", self.orders)
+        for name in ("steps", "orders", "round_steps"):
+            check_count(name, getattr(self, name))
+        for name in ("rounds", "targets"):
+            check_at_least(name, getattr(self, name), 0)
         if not 0 <= self.kappa < math.inf:
             raise InputError(f"kappa is {self.kappa!r}; it must be a number >= 0, in units of eps")
 
@@ -166,11 +183,16 @@ class Climb(Attack):
         best = Best.clean(problem)
         if self.start is not None:
             best.consider(problem, self.start.perturb(problem))
-        self.improve(problem, best, torch.zeros_like(best.wrong))
+        nobody = torch.zeros_like(best.wrong)
+        self.improve(problem, best, nobody)
+        index = (best.v > 0).nonzero()[:, 0]
+        if len(index) and self.rounds:
+            for found in self.search_in_rounds(problem.take(index), best.take(index), nobody[:, index]):
+                best.offer(index, found.x_adv, found.wrong, found.v)
         return best.x_adv
 
     def improve(self, problem: Problem, best: Best, hopeless: Tensor) -> None:
-        """The search itself; members marked in `hopeless` (M, B) are never targeted."""
+        """The climb itself; members marked in `hopeless` (M, B) are never targeted."""
         ensemble, x = problem.ensemble, problem.x
         search = Search(problem, best, self.steps, self.kappa)
         hopeless = hopeless | (ensemble.alpha.to(x.device) == 0)[:, None]
@@ -186,3 +208,30 @@ class Climb(Attack):
             shuffled = uniform(sample_keys(x, self.seed + r), len(by_alpha), stream=4).argsort(1).T
             afresh = problem.ball.random_start(x, self.seed + r), torch.zeros_like(best.wrong)
             search.climb(hopeless, by_alpha.gather(0, shuffled), *afresh, among=best.v > 0)
+
+    def search_in_rounds(self, problem: Problem, best: Best, hopeless: Tensor) -> list[Best]:
+        """What each of `rounds` finds by itself from `best`, which stays as it is: they differ in random numbers only.
+
+        A round tries, on every sample, sets of members just large enough to beat the best point, each set from another
+        random point: first towards each member's own nearest class, then towards each of the likeliest classes in
+        common. All rounds run as one batch, as copies of the samples.
+        """
+        ensemble, ball, x = problem.ensemble, problem.ball, problem.x
+        hopeless = hopeless | (ensemble.alpha.to(x.device) == 0)[:, None]
+        copies = torch.arange(len(x), device=x.device).repeat(self.rounds)
+        found, hopeless = best.take(copies), hopeless[:, copies]
+        search = Search(problem.take(copies), found, self.round_steps, self.kappa)
+        seeds = [ROUND * (1 + r + self.rounds * self.seed) for r in range(self.rounds)]
+        order = torch.tensor(ensemble.order, device=x.device)[:, None].expand(-1, len(copies))
+        for t, rival in enumerate([None, *problem.rivals(self.targets).T]):
+            keys = torch.cat([sample_keys(x, seed + t) for seed in seeds])
+            draws = uniform(keys, len(order) + 1, stream=5).T
+            keeps = draws[-1] < 0.5  # half of the sets contain the members that are fooled already
+            ranks = (draws[:-1] - (found.wrong & keeps).gather(0, order).to(draws.dtype)).argsort(0)
+            goal = search.needed(hopeless, order.gather(0, ranks))
+            index = goal.any(0).nonzero()[:, 0]
+            if len(index):
+                delta = torch.cat([ball.random_start(x, seed + t) for seed in seeds])[index]
+                search.chase(index, goal[:, index], delta, None if rival is None else rival[copies[index]])
+        search.climb_until_maximal(hopeless, order, found.v < best.v[copies])
+        return [found.take(own) for own in torch.arange(len(copies), device=x.device).chunk(self.rounds)]

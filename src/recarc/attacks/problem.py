@@ -87,6 +87,13 @@ class Problem:
     def classes(self) -> int:
         return self.clean_logits.shape[-1]
 
+    def rivals(self, count: int) -> Tensor:
+        """(B, count) the likeliest wrong classes by the expected logits at x, best first; fewer if there are fewer."""
+        alpha, clean = self.ensemble.alpha.tolist(), self.clean_logits
+        expected = sum((alpha[i] * clean[i] for i in self.ensemble.order), clean.new_zeros(()))
+        others = expected.scatter(1, self.y[:, None], -torch.inf)
+        return others.topk(min(count, self.classes - 1)).indices
+
     @property
     def clean_predictions(self) -> Tensor:
         """(M, B) labels that the members give to x."""
@@ -175,6 +182,13 @@ class Best:
         """A copy for these samples only."""
         witnesses = None if self.witnesses is None else self.witnesses[:, index]
         return Best(self.x_adv[index], self.wrong[:, index], self.v[index], self.ever_wrong[:, index], witnesses)
+
+    def merge(self, problem: Problem, index: Tensor, part: Best) -> None:
+        """What another search found on the samples `index`, where it is better."""
+        if self.witnesses is not None and part.witnesses is not None:
+            self.keep_witnesses(problem, index, part.witnesses)
+        self.ever_wrong[:, index] |= part.ever_wrong
+        self.offer(index, part.x_adv, part.wrong, part.v)
 
     def put(self, index: Tensor, part: Best) -> None:
         """The inverse of `take`, once the part was improved."""

@@ -30,20 +30,18 @@ class Effort:
     members: tuple[AutoPGD, ...]  # against each member alone
     corrected_steps: int
     climb: Climb
-    restarts: int
     queries: int = 0  # of Square, against each member alone
     more_queries: int = 500  # against a member whose gradients mislead
     challenge: Challenge | None = None
 
 
 PRESETS = {
-    "quick": Effort(4, (AutoPGD(steps=20),), 3, Climb(steps=20, orders=1), 0),
+    "quick": Effort(4, (AutoPGD(steps=20),), 3, Climb(steps=20, orders=1)),
     "standard": Effort(
         4,
         (AutoPGD(steps=40), AutoPGD(steps=20, loss="dlr_targeted", targets=3)),
         5,
-        Climb(steps=20, orders=2),
-        1,
+        Climb(steps=20, orders=2, rounds=3, round_steps=50, targets=8),
         queries=30,
         more_queries=2000,
         challenge=Challenge(steps=40, queries=100, smooth_steps=10, most=0.15, allowed=0.002),
@@ -52,8 +50,7 @@ PRESETS = {
         9,
         (AutoPGD(steps=100), AutoPGD(steps=100, loss="dlr_targeted", targets=9)),
         20,
-        Climb(steps=50, orders=4),
-        3,
+        Climb(steps=50, orders=4, rounds=4, round_steps=150, targets=9),
         queries=500,
         more_queries=5000,
         challenge=Challenge(steps=200, queries=2000, smooth_steps=100, most=1.0, allowed=0.001),
@@ -68,7 +65,8 @@ class Tight(Attack):
 
     A sample leaves as soon as it is at its floor: the alpha of the members that nothing fooled, not even alone. At the
     end a random few of the pairs that make the floor are challenged (`recarc.attacks.challenge`; not in quick).
-    Its outcome shows AdaptivePGD and ARC by themselves, then the best so far after each later stage.
+    Its outcome shows AdaptivePGD and ARC by themselves, then the best so far after each later stage; each round of
+    Climb by itself, from the best before the first one, so that one can tell what another round would bring.
     """
 
     preset: str = "standard"
@@ -144,17 +142,29 @@ class Tight(Attack):
         _run(corrected, problem, best, _above_floor(problem.ensemble, best))
         yield Stage("corrected_arc", best.x_adv.clone())
 
-        for restart in range(1 + effort.restarts):
-            # A fresh climb may fool a member that had withstood so far; its sample's floor falls, so look again.
-            self._climb(problem, best, _above_floor(problem.ensemble, best), restart)
-            if restart in (0, effort.restarts):
-                yield Stage("restarts" if restart else "climb", best.x_adv.clone())
+        self._climb(problem, best, _above_floor(problem.ensemble, best))
+        yield Stage("climb", best.x_adv.clone())
+        if effort.climb.rounds:
+            yield from self._rounds(problem, best)
 
-    def _climb(self, problem: Problem, best: Best, index: Tensor, restart: int = 0) -> None:
+    def _rounds(self, problem: Problem, best: Best) -> Iterator[Stage]:
+        """What each round of Climb makes of the best points so far, all from the same ones; then the best of all."""
+        climb, index = replace(PRESETS[self.preset].climb, seed=self.seed), _above_floor(problem.ensemble, best)
+        before, part = best.x_adv.clone(), best.take(index)
+        rounds = climb.search_in_rounds(problem.take(index), part, ~part.ever_wrong) if len(index) else []
+        for r in range(climb.rounds):
+            ended = before
+            if rounds:
+                ended = before.index_copy(0, index, rounds[r].x_adv)
+                best.merge(problem, index, rounds[r])
+            yield Stage(f"round_{r + 1}", ended, alone=True)
+        yield Stage("restarts", best.x_adv.clone())
+
+    def _climb(self, problem: Problem, best: Best, index: Tensor) -> None:
         """Climb on the samples `index`, towards the members that were fooled alone."""
         if len(index):
             part = best.take(index)
-            climb = replace(PRESETS[self.preset].climb, seed=self.seed + 1000 * restart)
+            climb = replace(PRESETS[self.preset].climb, seed=self.seed)
             climb.improve(problem.take(index), part, hopeless=~part.ever_wrong)
             best.put(index, part)
 

@@ -13,6 +13,7 @@ from recarc.evaluation.challenge import Challenged
 from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.masking import Signal
 from recarc.evaluation.result import Estimate, Evaluation
+from recarc.evaluation.saturation import Saturation
 
 if TYPE_CHECKING:
     from recarc.exact import Floor
@@ -41,6 +42,7 @@ class Verdict:
     decided_by: dict[str, int]
     best_member: float  # the best robust accuracy of a member attacked alone; those of alpha 0 are not attacked
     certified_floor: float | None = None
+    saturation: Saturation | None = None  # what another round of the search would bring; None without rounds
     preset: str = "standard"  # effort of the attack that made the floor
     blind: tuple[int, ...] = ()  # members whose gradients vanish: their floor may be too high
     signals: tuple[Signal, ...] = ()  # that attacks may have missed how weak a member is
@@ -73,6 +75,7 @@ class Verdict:
             decided_by={name: n for name, n in evaluation.to_json()["decided_by"].items() if n},
             best_member=float(evaluation.alone[evaluation.alpha > 0].mean(1).max()),
             certified_floor=certified,
+            saturation=Saturation.of(evaluation),
             preset=evaluation.preset or "standard",
             blind=tuple(i for i in evaluation.blind_members if evaluation.alpha[i] > 0),
             signals=tuple(signal for signal in evaluation.signals if evaluation.alpha[signal.member] > 0),
@@ -181,6 +184,7 @@ class Verdict:
             "decided_by": self.decided_by,
             "best_member": self.best_member,
             "certified_floor": self.certified_floor,
+            "saturation": None if self.saturation is None else self.saturation.to_json(),
             "sentence": self.sentence,
         }
 
@@ -252,7 +256,8 @@ def _sentence(verdict: Verdict) -> str:
         )
     stronger = {"quick": "--preset standard", "standard": "--preset thorough"}.get(verdict.preset)
     advice = f"try {stronger}" if stronger else "try more seeds, or report it as an upper bound"
+    search = "" if verdict.saturation is None else f"{verdict.saturation}; "
     return (
-        f"Not conclusive: the robust accuracy is at most {robust} %, but {verdict.above_floor} samples are above their "
-        f"floor and it may yet fall to {floor} % (by {_percent(verdict.gap)} points); {advice}.{doubts}{flattery}"
+        f"Open: the robust accuracy is between {floor} and {robust} %, with {verdict.above_floor} samples above their "
+        f"floor; {search}{advice}.{doubts}{flattery}"
     )

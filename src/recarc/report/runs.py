@@ -26,7 +26,8 @@ STAGE_LABELS = {
     "square": "Square on a member",
     "corrected_arc": "ARC, corrected",
     "climb": "Climb",
-    "restarts": "Climb, restarted",
+    **{f"round_{r}": f"Climb, round {r}" for r in range(1, 10)},
+    "restarts": "Climb, all rounds",
     "challenge": "the challenge",
     "none": "no attack succeeded",
 }

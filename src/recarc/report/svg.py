@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from markupsafe import Markup
 
+from recarc.evaluation.saturation import Saturation
 from recarc.report.curves import Curve, Series
 from recarc.report.rescoring import Rescoring
 
-WIDTH, HEIGHT = 560, 380
+T = TypeVar("T")
+WIDTH, HEIGHT, LOW = 560, 380, 190
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 16, 58
 MARKS = ("circle", "square", "diamond", "triangle", "cross", "ring", "bar")
 DASHES = {"floor": "2 4", "clean": "7 4", "best": "10 3 2 3"}
@@ -70,11 +73,38 @@ def rescoring_svg(bounds: Rescoring) -> Markup:
     return _picture(Markup("").join(parts), "rescoring", about)
 
 
-def _picture(inside: Markup, name: str, about: str) -> Markup:
+def saturation_svg(found: Saturation) -> Markup:
+    """By how many points the rounds lowered the accuracy, and a wedge down to what another one brings at most."""
+    last = found.rounds + 1
+    deepest = max(found.curve[-1] + found.limit, 1e-4)
+
+    def at(rounds: float, decrease: float) -> tuple[float, float]:
+        x, y = rounds / last, decrease / deepest
+        return LEFT + (WIDTH - LEFT - RIGHT) * x, TOP + (LOW - TOP - BOTTOM) * y
+
+    parts = []
+    for decrease in (0.0, found.curve[-1], deepest) if found.curve[-1] > deepest / 5 else (0.0, deepest):
+        (left, y), text = at(0, decrease), f"{-100 * decrease:.2f}" if decrease else "0"
+        parts.append(Markup('<line class="grid" x1="{}" x2="{}" y1="{y}" y2="{y}"/>').format(left, WIDTH - RIGHT, y=y))
+        parts.append(Markup('<text x="{}" y="{}" class="tick end">{}</text>').format(left - 8, y + 5, text))
+    for k, text in [*((k, str(k)) for k in _thinned(range(last))), (last, "one more")]:
+        place = "end" if k == last else "middle"
+        parts.append(Markup('<text x="{}" y="{}" class="tick {}">{}</text>').format(at(k, 0)[0], LOW - 36, place, text))
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(Markup('<text x="{}" y="{}" class="label middle">rounds</text>').format(middle, LOW - 10))
+    ends = [at(k, decrease) for k, decrease in enumerate(found.curve)]
+    wedge = [ends[-1], at(last, found.curve[-1]), at(last, found.curve[-1] + found.limit)]
+    band = Markup('<polygon class="band" points="{}"/>').format(_points(wedge))
+    parts.append(_group("rounds", "tight", band + _line(ends, "tight")))
+    about = f"Points by which rounds of the search lowered the accuracy: {-100 * found.curve[-1]:.2f}. {found}."
+    return _picture(Markup("").join(parts), "saturation", about, LOW)
+
+
+def _picture(inside: Markup, name: str, about: str, height: int = HEIGHT) -> Markup:
     return Markup(
         '<svg class="plot" id="{name}" viewBox="0 0 {w} {h}" role="img" aria-labelledby="{name}-about">'
         '<title id="{name}-about">{about}</title>{inside}</svg>'
-    ).format(name=name, w=WIDTH, h=HEIGHT, about=about, inside=inside)
+    ).format(name=name, w=WIDTH, h=height, about=about, inside=inside)
 
 
 def _axes(frame: Frame, label: str, ticks: Sequence[tuple[float, str]]) -> Markup:
@@ -146,7 +176,7 @@ def _mark(number: int, x: float, y: float) -> Markup:
     return Markup('<path class="{}" d="{}"/>').format(kind, paths[kind])
 
 
-def _thinned(xs: Sequence[float], most: int = 8) -> list[float]:
+def _thinned(xs: Sequence[T], most: int = 8) -> list[T]:
     """At most this many ticks, including the first and the last."""
     if len(xs) <= most:
         return list(xs)

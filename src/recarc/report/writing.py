@@ -21,7 +21,7 @@ from recarc.evaluation.fingerprint import attack_text, eps_text
 from recarc.report.content import Report
 from recarc.report.curves import Curve
 from recarc.report.gallery import colours, data_uri
-from recarc.report.svg import curve_svg, legend_mark, rescoring_svg
+from recarc.report.svg import curve_svg, legend_mark, rescoring_svg, saturation_svg
 
 SPECIAL = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -63,6 +63,7 @@ def render(report: Report) -> str:
     environment.globals |= {
         "curve_svg": curve_svg,
         "rescoring_svg": rescoring_svg,
+        "saturation_svg": saturation_svg,
         "legend_mark": legend_mark,
         "data_uri": data_uri,
         "colours": colours,
