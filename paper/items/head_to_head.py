@@ -84,7 +84,7 @@ class OnMeanSoftmax(Attack):
 
 @dataclass(frozen=True)
 class PyAutoAttack(Attack):
-    """The gradient attacks of the package pyautoattack, on an ensemble of one; imported on first use."""
+    """These attacks of the package pyautoattack (none: its standard version), on one model; imported on first use."""
 
     parts: tuple[str, ...] = ("apgd-ce", "apgd-t")
 
