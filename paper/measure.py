@@ -44,7 +44,7 @@ def measure(item: Item, setup: Setup, folder: Path, parts: list[str], progress: 
         rows = [row for row in item.rows if row.name in parts]
         result = ItemRun(item, rows, setup, folder, progress).run()
     else:
-        name = item.name if item.page == "results" else f"{item.name}-{machine_name(setup.device)}"
+        name = item.name if item.page != "performance" else f"{item.name}-{machine_name(setup.device)}"
         result = results.read(folder, name, item.title)
         for found in item.measure(setup, folder, parts):
             result = results.add_row(folder, name, item.title, found, [])

@@ -79,7 +79,7 @@ def render(folder: Path, docs: Path) -> list[Path]:
     for name in ("results", "performance"):
         written.append(docs / f"{name}.md")
         written[-1].write_text(page(name, measured, folder, docs), encoding="utf-8")
-    parts = {"headline": headline(measured), "costs": costs_table(measured)}
+    parts = {"headline": headline(measured), "costs": costs_table(measured), "gallery": gallery_table(measured)}
     marked = [path for path in (docs.parent / "README.md", *sorted(docs.glob("*.md"))) if path.exists()]
     return [*written, *(path for path in marked if fill(path, parts))]
 
@@ -212,6 +212,26 @@ def _preset(row: RowResult) -> str:
     """The effort of the tight attack, from the attack that the row recorded."""
     found = re.search(r"preset='(\w+)'", row.attacks.get("tight", ""))
     return found[1] if found else "not recorded"
+
+
+def gallery_table(measured: Measured) -> str:
+    """Of each kind of member, the figures of all seeds, and the signals that forbid a conclusive verdict."""
+    rows = [row for result in measured["gallery"] for row in result.rows]
+    if not rows:
+        return "Not measured yet: `python -m paper gallery`, then `--render`."
+    kinds: dict[str, list[RowResult]] = {}
+    for row in rows:
+        kinds.setdefault(row.row.rpartition(", seed ")[0], []).append(row)
+    columns = [figure.column for figure in rows[0].figures]
+    cells = []
+    for kind, found in kinds.items():
+        figures = [" / ".join(f"{row.figures[k].measured:.1f}" for row in found) for k in range(len(columns))]
+        always = [name for name in found[0].note.split(", ") if all(name in row.note.split(", ") for row in found)]
+        cells.append([kind, *figures, ", ".join(always)])
+    last = rows[-1]
+    problem = f"{last.images} test images of digits, {last.norm} eps {last.eps}"
+    note = f"{problem}; {last.hardware}, {last.date}, {(last.commit or '')[:10]}, `{last.command}`."
+    return f"{Grid('', ['member', *columns, 'signals with every seed'], cells).markdown()}\n\n{note}"
 
 
 def costs_table(measured: Measured) -> str:

@@ -10,7 +10,7 @@ from recarc.errors import InputError, unknown
 
 # In the order of the documents; importing a module registers its items.
 MODULES = (
-    *("paper.items.tables", "paper.items.figures", "paper.items.quoted"),
+    *("paper.items.tables", "paper.items.figures", "paper.items.quoted", "paper.items.gallery"),
     *("paper.bench.throughput", "paper.bench.attacks", "paper.bench.scaling", "paper.bench.training"),
 )
 for name in MODULES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,11 +29,12 @@ def check_y(y: Any, x: Tensor) -> None:
         raise InputError(f"x has {len(x)} samples and y has shape {tuple(y.shape)}; expected one label per sample")
 
 
-def check_finite(x: Tensor, first: int = 0) -> None:
-    """No NaN and no infinity; `first` is the index of x[0] in the data set."""
+def check_finite(x: Tensor, rows: Sequence[int] | None = None) -> None:
+    """No NaN and no infinity; `rows` are the indices of x in the data set."""
     bad = (~torch.isfinite(x.flatten(1)).all(1)).nonzero()
     if len(bad):
-        raise InputError(f"x holds NaN or infinity in {len(bad)} samples, the first is sample {first + int(bad[0])}")
+        first = int(bad[0]) if rows is None else int(rows[int(bad[0])])
+        raise InputError(f"x holds NaN or infinity in {len(bad)} samples, the first is sample {first}")
 
 
 def check_labels(y: Tensor, classes: int) -> None:

@@ -7,7 +7,19 @@ import math
 import pytest
 import torch
 
-from recarc import ARC, PGD, AdaptivePGD, Attack, Ball, CarliniWagner, InputError, RandomAttacker, Restarts, WorstOf
+from recarc import (
+    ARC,
+    PGD,
+    AdaptivePGD,
+    Attack,
+    Ball,
+    CarliniWagner,
+    InputError,
+    RandomAttacker,
+    Restarts,
+    Square,
+    WorstOf,
+)
 from tiny import assert_unchanged, labels_of, mlp_ensemble, photograph, points
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -18,6 +30,8 @@ ATTACKS: list[Attack] = [
     RandomAttacker(PGD(steps=5)),
     CarliniWagner(steps=5, search_steps=2, learning_rate=0.05, initial_c=1.0),
     WorstOf([AdaptivePGD(steps=3), ARC(steps=2)]),
+    Square(queries=20),
+    Square(member=1, queries=20),
 ]
 
 

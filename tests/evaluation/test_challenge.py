@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from gallery import digits, trained
+from paper.gallery import digits, trained
 from recarc import AutoPGD, Ball, InputError, RandomizedEnsemble, Restarts, Tight, Verdict, evaluate
 from recarc.attacks.challenge import CHALLENGED, draw
 from recarc.attacks.tight import PRESETS

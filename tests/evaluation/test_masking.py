@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from runs import problem
 
-from gallery import HONEST, MASKED, digits
-from recarc import Ball, RandomizedEnsemble, Tight, Verdict, evaluate
+from paper.gallery import HONEST, MASKED, digits
+from recarc import Ball, Evaluation, RandomizedEnsemble, Tight, Verdict, evaluate
 from recarc.errors import RecarcWarning
 from recarc.evaluation import checks, masking
 
@@ -89,6 +91,53 @@ def test_random_numbers_and_the_size_of_the_probe() -> None:
     before = torch.get_rng_state()
     assert signals_of(member, LINF, 16) == set() and torch.equal(torch.get_rng_state(), before)
     assert [masking.probe_size(n) for n in (3, 100, 268, 10_000)] == [3, 16, 33, 64]
+
+
+def test_the_probe_is_a_random_few_in_order() -> None:
+    """The first samples of a set that is sorted by class would be of one class."""
+    rows = masking.probe_rows(1000)
+    assert len(rows) == 64 and (rows[1:] > rows[:-1]).all() and np.array_equal(rows, masking.probe_rows(1000))
+    assert len(set(rows // 100)) == 10, "from every tenth of the set"
+    assert masking.probe_rows(3).tolist() == [0, 1, 2]
+
+
+def test_a_larger_ball_that_is_harder_is_noticed() -> None:
+    """Waves as long as the steps in the larger ball: these go from crest to crest, those of eps into the troughs."""
+    eps = 0.1
+
+    def wavy(x: torch.Tensor) -> torch.Tensor:
+        d = (x.double() - 0.5).flatten(1).mean(1) / eps
+        return torch.stack([0.5 + (4 * torch.pi * d).cos() - 0.01 * d, 0 * d], dim=1)
+
+    x, y = torch.full((16, 1, 4, 4), 0.5), torch.zeros(16, dtype=torch.long)
+    found = {signal.name: signal for signal in masking.member_signals(0, wavy, x, y, Ball("linf", eps))}
+    assert found["larger_ball_harder"].figure == 1.0
+    shorter = masking.member_signals(0, wavy, x, y, Ball("linf", eps / 2))
+    assert "larger_ball_harder" not in {signal.name for signal in shorter}, "other waves"
+
+
+@pytest.mark.parametrize("name", ["softmax(50 f)", "8 levels, leak", "ripple"])
+def test_tight_reacts(name: str, tmp_path: Path) -> None:
+    """Within a few images of the plain network, where gradients see next to nothing; a resumed run reacts alike."""
+    torch.manual_seed(0)
+    x, y = (part[:16] for part in digits("test"))
+    member, attack = MASKED[name](0), Tight("quick", steps=2)
+
+    def run(member: Any, **options: Any) -> Evaluation:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RecarcWarning)
+            return evaluate(member, attack, (x, y), LINF, progress=False, **options)
+
+    found, plain = run(member, out=tmp_path / "run", shard_size=8), run(HONEST["plain"](0))
+    masked = found.configuration["attack"]["masked"]
+    assert {signal for _, signal in masked} >= SIGNALS[name] and plain.configuration["attack"]["masked"] is None
+    assert found.robust_accuracy <= plain.robust_accuracy + 2 / 16
+    assert found.robust_accuracy < found.stage_accuracies["adaptive_pgd"].value - 0.2
+    if name != "ripple":
+        return
+    (tmp_path / "run" / "shard-00001.parquet").unlink()
+    again = run(member, out=tmp_path / "run", shard_size=8)
+    assert np.array_equal(again.adversarial_predictions, found.adversarial_predictions)
 
 
 def test_a_ball_without_a_box_and_one_radius_per_sample() -> None:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from recarc.attacks.autopgd import AutoPGD
 from recarc.attacks.problem import Best, Problem
-from recarc.attacks.smoothing import smoothed
 from recarc.attacks.square import Square
+from recarc.attacks.unmasking import smoothed
 from recarc.ensemble import RandomizedEnsemble
 from recarc.randomness import sample_keys, uniform
 

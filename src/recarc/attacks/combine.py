@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recarc.attacks.base import Attack, Outcome, Stage, check_count, outcome_of
 from recarc.attacks.problem import Best, Problem, frozen_problem
+from recarc.attacks.unmasking import Masked
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import AttackViolation, InputError, unknown
 from recarc.geometry import Ball
@@ -38,8 +39,8 @@ class WorstOf(Attack):
             if hasattr(attack, "check_fit"):
                 attack.check_fit(members, classes, ball)
 
-    def adapted(self, ensemble: RandomizedEnsemble, samples: int) -> WorstOf:
-        return WorstOf([adapted(attack, ensemble, samples) for attack in self.attacks])
+    def adapted(self, ensemble: RandomizedEnsemble, samples: int, masked: Masked) -> WorstOf:
+        return WorstOf([adapted(attack, ensemble, samples, masked) for attack in self.attacks])
 
     def perturb(self, problem: Problem) -> Tensor:
         best = Best.clean(problem)
@@ -103,8 +104,8 @@ class Restarts(Attack):
     def check_fit(self, members: int, classes: int, ball: Ball) -> None:
         self.attack.check_fit(members, classes, ball)
 
-    def adapted(self, ensemble: RandomizedEnsemble, samples: int) -> Restarts:
-        return replace(self, attack=adapted(self.attack, ensemble, samples))
+    def adapted(self, ensemble: RandomizedEnsemble, samples: int, masked: Masked) -> Restarts:
+        return replace(self, attack=adapted(self.attack, ensemble, samples, masked))
 
     def seeded(self) -> list[Attack]:
         attack: Any = self.attack
@@ -170,9 +171,9 @@ class RandomAttacker(Attack):
         return torch.stack(terms).sum(0)
 
 
-def adapted(attack: Any, ensemble: RandomizedEnsemble, samples: int) -> Any:
-    """The attack for a run on so many samples; most have nothing to adapt."""
-    return attack.adapted(ensemble, samples) if hasattr(attack, "adapted") else attack
+def adapted(attack: Any, ensemble: RandomizedEnsemble, samples: int, masked: Masked) -> Any:
+    """The attack for a run on so many samples, in which these signals were measured; most have nothing to adapt."""
+    return attack.adapted(ensemble, samples, masked) if hasattr(attack, "adapted") else attack
 
 
 def _points(attack: Any, problem: Problem) -> Tensor:

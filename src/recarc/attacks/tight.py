@@ -17,6 +17,7 @@ from recarc.attacks.climb import Climb
 from recarc.attacks.problem import Best, Problem
 from recarc.attacks.registry import register
 from recarc.attacks.square import Square
+from recarc.attacks.unmasking import Masked, misleading, unmasked
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
 
@@ -30,6 +31,7 @@ class Effort:
     corrected_steps: int
     climb: Climb
     queries: int = 0  # of Square, against each member alone
+    more_queries: int = 500  # against a member whose gradients mislead
     challenge: Challenge | None = None
 
 
@@ -41,6 +43,7 @@ PRESETS = {
         5,
         Climb(steps=20, orders=2, rounds=3, round_steps=50, targets=8),
         queries=30,
+        more_queries=2000,
         challenge=Challenge(steps=40, queries=100, smooth_steps=10, most=0.15, allowed=0.002),
     ),
     "thorough": Effort(
@@ -49,6 +52,7 @@ PRESETS = {
         20,
         Climb(steps=50, orders=4, rounds=4, round_steps=150, targets=9),
         queries=500,
+        more_queries=5000,
         challenge=Challenge(steps=200, queries=2000, smooth_steps=100, most=1.0, allowed=0.001),
     ),
 }
@@ -69,6 +73,7 @@ class Tight(Attack):
     steps: int = 20  # K of AdaptivePGD and ARC, the paper's for CIFAR-10
     seed: int = 0
     challenge: float | None = None  # the share of those pairs; None: as an evaluation needs, by its number of samples
+    masked: Masked | None = None  # signals that an evaluation measured: from the third stage on, Tight reacts to them
 
     def __post_init__(self) -> None:
         check_count("steps", self.steps)
@@ -77,12 +82,12 @@ class Tight(Attack):
         if self.challenge is not None and not 0 <= self.challenge <= 1:
             raise InputError(f"challenge is {self.challenge!r}; it must be a share of the pairs, from 0 to 1")
 
-    def adapted(self, ensemble: RandomizedEnsemble, samples: int) -> Tight:
-        """This attack for a run on so many samples: the fewer there are, the more of its pairs must be challenged."""
-        challenge = PRESETS[self.preset].challenge
-        if challenge is None or self.challenge is not None:
-            return self
-        return replace(self, challenge=challenge.share(samples, float(ensemble.alpha.max())))
+    def adapted(self, ensemble: RandomizedEnsemble, samples: int, masked: Masked) -> Tight:
+        """This attack for a run on so many samples (the fewer, the more pairs are challenged), with these signals."""
+        challenge, share = PRESETS[self.preset].challenge, self.challenge
+        if challenge is not None and share is None:
+            share = challenge.share(samples, float(ensemble.alpha.max()))
+        return replace(self, challenge=share, masked=self.masked or tuple(masked) or None)
 
     def plain_stages(self, classes: int | None = None) -> dict[str, Attack]:
         """The stages that are attacks by themselves; with few classes ARC has fewer planes."""
@@ -113,6 +118,7 @@ class Tight(Attack):
             best.consider(problem, x_adv)
             yield Stage(name, x_adv, alone=True)
 
+        problem, blind = unmasked(problem, self.masked or ()), misleading(self.masked or ())
         for i in problem.ensemble.order:
             for attack in effort.members:
                 loss = _loss_for(attack.loss, problem.classes)
@@ -120,10 +126,15 @@ class Tight(Attack):
                 _run(replace(attack, member=i, seed=self.seed, loss=loss), problem, best, standing)
         yield Stage("members", best.x_adv.clone())
 
-        if effort.queries:
+        if effort.queries or blind:
             for i in problem.ensemble.order:
+                queries = effort.more_queries if i in blind else effort.queries
                 standing = (~best.ever_wrong[i]).nonzero()[:, 0]
-                _run(Square(member=i, queries=effort.queries, seed=self.seed), problem, best, standing)
+                if queries:
+                    _run(Square(member=i, queries=queries, seed=self.seed), problem, best, standing)
+            if blind:
+                above = _above_floor(problem.ensemble, best)
+                _run(Square(queries=effort.more_queries, seed=self.seed), problem, best, above)
             yield Stage("square", best.x_adv.clone())
 
         planes = min(effort.planes, problem.classes - 1)
@@ -164,6 +175,7 @@ class Tight(Attack):
             return None
         if not len(problem):
             return torch.zeros_like(best.wrong, dtype=torch.int8)
+        problem = unmasked(problem, self.masked or ())
         share = challenge.most if self.challenge is None else self.challenge
         status = challenge.run(problem, best, share, self.seed)
         fell = ((status == CHALLENGED) & best.ever_wrong).any(0) & (best.v > problem.ensemble.score(~best.ever_wrong))

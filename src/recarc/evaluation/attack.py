@@ -49,7 +49,7 @@ def run_attack(attacker: Attacker, problem: Problem) -> Attacked:
 def _copy_for(attacker: Attacker, problem: Problem) -> Problem:
     """A copy of the problem for the attack, with the judge's clean logits where both compute them alike."""
     pairs = zip(problem.ensemble.members, attacker.ensemble.members, strict=True)
-    alike = attacker.dtype == problem.x.dtype and all(_inner(ours) is _inner(theirs) for ours, theirs in pairs)
+    alike = attacker.dtype == problem.x.dtype and all(inner(ours) is inner(theirs) for ours, theirs in pairs)
     x, y = problem.x.to(attacker.dtype, copy=True), problem.y.clone()
     copy = Problem(attacker.ensemble, x, y, problem.ball).with_clean_logits(problem.clean_logits if alike else None)
     if len(copy):  # many models cannot take an empty batch
@@ -57,7 +57,7 @@ def _copy_for(attacker: Attacker, problem: Problem) -> Problem:
     return copy
 
 
-def _inner(member: Any) -> Any:
+def inner(member: Any) -> Any:
     """The user's model inside a tiled member."""
     return getattr(member, "member", member)
 

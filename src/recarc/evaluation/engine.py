@@ -13,17 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recarc.attacks.unmasking import Masked
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble, frozen
 from recarc.errors import InputError, RunError
 from recarc.evaluation import checks
 from recarc.evaluation.attack import run_attack
 from recarc.evaluation.judge import judge
-from recarc.evaluation.masking import Signal, probe_size
+from recarc.evaluation.masking import Signal, probe_rows
 from recarc.evaluation.prepare import Prepared, Settings, prepare
 from recarc.evaluation.progress import Progress, Shard, notify, progress_bar
 from recarc.evaluation.records import Records, joined
 from recarc.evaluation.result import Evaluation
-from recarc.evaluation.resume import check_rank, create_or_resume, saved_configuration, shards_to_do
+from recarc.evaluation.resume import check_rank, create_or_resume, masked_in, saved_configuration, shards_to_do
 from recarc.evaluation.run_folder import RunFolder, locked
 from recarc.evaluation.samples import as_samples
 from recarc.evaluation.tiling import Passes, reproducible
@@ -73,7 +74,8 @@ def evaluate(
         stack.enter_context(reproducible(prepared.device))
         run = _Process(prepared, ranks, progress, callbacks)
         folder = ranks.agree(lambda: run.open(path, resume, stack))
-        ranks.together(lambda: check_rank(folder, ranks.rank, prepared.config, prepared.first_logits))
+        run.adapt(masked_in(folder.configuration))
+        ranks.together(lambda: check_rank(folder, ranks.rank, run.prepared.config, prepared.first_logits))
         todo = ranks.agree(lambda: shards_to_do(folder, run.environment))
         run.announce(folder, todo, warned)
         run.attack_and_judge(folder, todo[ranks.rank :: ranks.world])
@@ -96,21 +98,34 @@ class _Process:
         self.callbacks = callbacks
         self.environment = environment(prepared.device)
         self.batch_size = prepared.batch_size
+        self.signals: list[Signal] | None = None  # those of the first rank, once measured
 
     def open(self, path: Path, resume: bool, stack: ExitStack) -> RunFolder:
-        """The run folder, new or resumed, locked until the stack unwinds."""
+        """The run folder, new or resumed, locked until the stack unwinds.
+
+        A new run measures the members first: how the attack reacts to the signals is part of the configuration, so that
+        every rank, and whoever resumes, reacts alike.
+        """
         stack.enter_context(locked(path))
+        saved = saved_configuration(path)
+        self.adapt(masked_in(saved) if saved else [(signal.member, signal.name) for signal in self.measure()])
         return create_or_resume(path, self.prepared.config, self.prepared.first_logits, self.environment, resume)
+
+    def measure(self) -> list[Signal]:
+        """The signals of the members on a random few of the samples; warns of each."""
+        if self.signals is None:
+            probe = self.prepared.problem(probe_rows(len(self.prepared.samples)))
+            self.signals = checks.check_members(probe.ensemble, probe.x, probe.y, probe.ball)
+        return self.signals
+
+    def adapt(self, masked: Masked) -> None:
+        self.prepared = self.prepared.adapted(masked)
 
     def announce(self, folder: RunFolder, todo: list[int], warned: Sequence[str]) -> None:
         """On the first rank: check the members, record the warnings so far, notify the callbacks."""
         if not self.ranks.first:
             return
-        signals: list[Signal] = []
-        if todo:
-            first = self.prepared.problem(np.arange(probe_size(folder.samples)))
-            signals = checks.check_members(first.ensemble, first.x, first.y, first.ball)
-        folder.record_warnings(warned, signals)
+        folder.record_warnings(warned, self.measure() if todo else [])
         notify(self.callbacks, "run_started", self.prepared.config, folder.samples, len(todo))
 
     def attack_and_judge(self, folder: RunFolder, shards: list[int]) -> None:

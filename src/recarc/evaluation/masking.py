@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,6 +59,12 @@ class Signal:
 def probe_size(samples: int) -> int:
     """How many samples to measure on before a run on this many."""
     return min(samples, PROBE, max(FEWEST, samples // ONE_IN))
+
+
+def probe_rows(samples: int) -> np.ndarray:
+    """A random few of them, since the first ones of a set that is sorted by class are all of one kind."""
+    keys = sample_keys(torch.arange(samples)[:, None], SEED)
+    return np.sort(uniform(keys, 1)[:, 0].argsort()[: probe_size(samples)].numpy())
 
 
 def measured(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> list[Signal]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from recarc.attacks.combine import adapted
 from recarc.attacks.problem import Problem, check_ball
+from recarc.attacks.unmasking import PROBABILITIES, Masked
 from recarc.ensemble import RandomizedEnsemble, check_logits, untouched
 from recarc.errors import InputError, first_line
-from recarc.evaluation.attack import Attacker
-from recarc.evaluation.fingerprint import Json, configuration
+from recarc.evaluation.attack import Attacker, inner
+from recarc.evaluation.fingerprint import Json, configuration, describe, knob_of
 from recarc.evaluation.resume import FirstLogits
 from recarc.evaluation.samples import Samples, TensorSamples
 from recarc.evaluation.tiling import Passes, dtype_of, input_dtype, reproducible, tiled
@@ -60,11 +61,29 @@ class Prepared:
         x, y = self.samples.batch(rows)
         check_x(x)
         check_y(y, x)
-        check_finite(x, int(rows[0]))
+        check_finite(x, rows.tolist())
         ball = self.ball.take(torch.from_numpy(rows))
         ball.check(x)
         check_labels(y, self.classes)
         return Problem(self.members, x.to(self.device).float(), y.to(self.device).long(), ball)
+
+    def adapted(self, masked: Masked) -> Prepared:
+        """With an attack that knows how many samples there are and which members mask their gradients, and how.
+
+        A member whose outputs are probabilities is searched in float64: in float32 the small ones are 0.
+        """
+        attacker, members = self.attacker, list(self.attacker.ensemble.members)
+        attack = adapted(attacker.attack, self.members, len(self.samples), masked)
+        reacts = knob_of(describe(attack), "masked") is not None and self.device.type != "mps"
+        for i in {i for i, name in masked if reacts and name == PROBABILITIES}:
+            own = RandomizedEnsemble([inner(self.members.members[i])])
+            members[i] = tiled(own, self.config["tile"], self.passes, "float64").members[0]
+        ensemble = attacker.ensemble.with_members(members)
+        return replace(
+            self,
+            attacker=replace(attacker, attack=attack, ensemble=ensemble),
+            config={**self.config, "attack": describe(attack)},
+        )
 
 
 def prepare(
@@ -90,7 +109,6 @@ def prepare(
         samples.check(ball)
     if hasattr(attack, "check_fit"):
         attack.check_fit(len(ensemble), logits.shape[-1], ball)
-    attack = adapted(attack, ensemble, len(samples))
     coarse, passes = precision in COARSE, Passes()
     attack_tile = search_tile(device, x, tile, len(samples)) if coarse else tile
     attacked = tiled(ensemble, tile, passes, precision, attack_tile)

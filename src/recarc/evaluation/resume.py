@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from recarc import atomic
+from recarc.attacks.unmasking import Masked
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
 from recarc.evaluation.checks import warn
-from recarc.evaluation.fingerprint import Json, differences, undescribed
+from recarc.evaluation.fingerprint import Json, differences, knob_of, undescribed
 from recarc.evaluation.run_folder import RUN, RunFolder, SavedLogits
 from recarc.evaluation.tiling import dtype_of
 
@@ -69,6 +70,11 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
 def saved_configuration(path: Path) -> Json:
     """The configuration of the run in this folder; empty if there is no run yet."""
     return RunFolder.open(path).configuration if (path / RUN).exists() else {}
+
+
+def masked_in(configuration: Json) -> Masked:
+    """The signals to which the attack of a run reacts."""
+    return [(int(i), str(name)) for i, name in knob_of(configuration.get("attack"), "masked") or ()]
 
 
 def create_or_resume(path: Path, config: Json, first_logits: FirstLogits, environment: Json, resume: bool) -> RunFolder:
