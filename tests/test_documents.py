@@ -102,3 +102,10 @@ def test_documents_name_files_that_exist(name: str) -> None:
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     for link in re.findall(r"\]\((?!https?:)([^)#]+)", prose):
         assert ((ROOT / name).parent / link).exists(), link
+
+
+@pytest.mark.parametrize("package, broken", [("torch", "2.9.1"), ("pyarrow", "14.0.0"), ("pillow", "10.2.0")])
+def test_versions_with_known_holes_in_what_is_promised_safe_are_not_accepted(package: str, broken: str) -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    (lowest,) = re.findall(rf'"{package}>=([\d.]+)', text)
+    assert [int(n) for n in lowest.split(".")] > [int(n) for n in broken.split(".")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -15,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from recarc.errors import InputError
+from recarc.errors import InputError, RecarcWarning
 from recarc.models import FORMATS, build, import_checkpoint, load_ensemble, read_manifest
-from recarc.models.importers import NORMALISATIONS, CheckpointFormat
+from recarc.models.importers import NORMALISATIONS, CheckpointFormat, PublicFile, matching
 from recarc.models.importers.matching import Wanted, fitting_spec, registry_names
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -396,3 +397,23 @@ def test_small_files_of_large_tensors_and_pipes_are_refused(tmp_path: Path) -> N
         for entry in old.infolist():
             new.writestr(entry.filename, old.read(entry))
     refused("unpack to", tmp_path / "out", "plain", tmp_path / "packed.pt")
+
+
+def test_a_published_file_is_recognised_and_a_changed_copy_is_not(tmp_path: Path, monkeypatch: Any) -> None:
+    file = saved(tmp_path / "public.pt", dverge_member(0))
+    known = PublicFile("the public file", file.name, file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest())
+    monkeypatch.setattr(matching, "PUBLIC_FILES", (known,))
+    assert "this is the public file" in import_checkpoint("dverge", file, tmp_path / "same").summary()
+    changed = bytearray(file.read_bytes())
+    changed[len(changed) // 2] ^= 1  # within a tensor
+    for name in ("public.pt", "renamed.pt"):
+        (tmp_path / name).write_bytes(changed)
+        with pytest.warns(RecarcWarning, match="differs from the public file"):
+            imported = import_checkpoint("dverge", tmp_path / name, tmp_path / f"out {name}")
+        assert "public" not in imported.summary().partition("->")[0]
+
+
+@pytest.mark.skipif(not DVERGE.exists(), reason="the public DVERGE checkpoint is not beside the checkout")
+def test_the_public_dverge_checkpoint_is_known(tmp_path: Path) -> None:
+    summary = import_checkpoint("dverge", DVERGE, tmp_path / "rec").summary()
+    assert summary.startswith("this is the public DVERGE checkpoint")

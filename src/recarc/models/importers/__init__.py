@@ -82,6 +82,26 @@ NORMALISATIONS: dict[str, Normalisation] = {
 }
 
 
+@dataclass(frozen=True)
+class PublicFile:
+    """A published checkpoint, to tell a whole copy from a damaged or changed one."""
+
+    title: str
+    name: str
+    size: int
+    sha256: str
+
+
+PUBLIC_FILES = (
+    PublicFile(
+        "the public DVERGE checkpoint of three ResNet-20s",
+        "3_ResNet20_eps_0.07_seed_0.pth",
+        3362649,
+        "5d331dec0b6d014057af7970c2f12529ec67092a7421619f330f6ab94a2fc6de",
+    ),
+)
+
+
 def format_named(name: str) -> CheckpointFormat:
     by_name = {known: item for item in FORMATS.values() for known in (item.name, *item.aliases)}
     if name not in by_name:

@@ -6,6 +6,7 @@ Which registered architecture the weights belong to is decided by their names an
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,9 +14,16 @@ from typing import Any
 
 import torch
 
-from recarc.errors import InputError
+from recarc.errors import InputError, RecarcWarning
 from recarc.models.blocks import Classifier
-from recarc.models.importers import NORMALISATIONS, CheckpointFormat, Normalisation, format_named, normalisation_named
+from recarc.models.importers import (
+    NORMALISATIONS,
+    PUBLIC_FILES,
+    CheckpointFormat,
+    Normalisation,
+    format_named,
+    normalisation_named,
+)
 from recarc.models.importers.reading import Checkpoint, read_checkpoint
 from recarc.models.registry import ModelSpec, build, build_member, check_sizes, names, variants
 from recarc.models.store import check_classes, check_target, save_ensemble
@@ -40,11 +48,13 @@ class Imported:
     members: tuple[ModelSpec, ...]
     alpha: tuple[float, ...]
     alpha_from: str
+    known_as: str = ""  # the published file that this is, if it is one
 
     def summary(self) -> str:
         kinds = ", ".join(sorted({spec.architecture for spec in self.members}))
         alpha = ", ".join(f"{a:.6g}" for a in self.alpha)
-        return f"{len(self.members)} member(s) ({kinds}), alpha {alpha} ({self.alpha_from}) -> {self.path}"
+        known = f"this is {self.known_as}: " if self.known_as else ""
+        return f"{known}{len(self.members)} member(s) ({kinds}), alpha {alpha} ({self.alpha_from}) -> {self.path}"
 
 
 def import_checkpoint(
@@ -89,9 +99,25 @@ def import_checkpoint(
     check_classes(specs)
     probabilities, alpha_from = _alpha(kind, alpha, checkpoint)
     ensemble = RandomizedEnsemble(models, probabilities)
-    made_by = {"import": kind.name, "files": [{"name": n, "sha256": h} for n, h in checkpoint.files]}
+    made_by = {"import": kind.name, "files": [{"name": n, "sha256": h} for n, h, _ in checkpoint.files]}
     path = save_ensemble(ensemble, out, made_by={**made_by, "alpha_from": alpha_from}, overwrite=overwrite)
-    return Imported(path, kind.name, specs, tuple(ensemble.alpha.tolist()), alpha_from)
+    return Imported(path, kind.name, specs, tuple(ensemble.alpha.tolist()), alpha_from, _known_as(checkpoint))
+
+
+def _known_as(checkpoint: Checkpoint) -> str:
+    """The title of the published file that was read; warns of one that has its name or size and other contents."""
+    for name, sha256, size in checkpoint.files:
+        for public in PUBLIC_FILES:
+            if sha256 == public.sha256:
+                return public.title
+            if name == public.name or size == public.size:
+                warnings.warn(
+                    f"{name} differs from {public.title}, which has its {'name' if name == public.name else 'size'}: "
+                    "damaged, changed, or another file; get it again if it is meant to be that one",
+                    RecarcWarning,
+                    stacklevel=3,
+                )
+    return ""
 
 
 # Normalisation and alpha ----------------------------------------------------------------------------------

@@ -44,18 +44,18 @@ class Checkpoint:
 
     members: tuple[MemberState, ...]
     alpha: tuple[float, ...] | None
-    files: tuple[tuple[str, str], ...]  # (name, SHA-256)
+    files: tuple[tuple[str, str, int], ...]  # (name, SHA-256, bytes)
 
 
 def read_checkpoint(file: str | Path | Sequence[str | Path]) -> Checkpoint:
     """All members of a file, of the files of a folder, or of a list of files."""
     paths = _paths(file)
     members: list[MemberState] = []
-    files: list[tuple[str, str]] = []
+    files: list[tuple[str, str, int]] = []
     alpha: tuple[float, ...] | None = None
     for path in paths:
         data, sha256 = read_bytes(path)
-        files.append((path.name, sha256))
+        files.append((path.name, sha256, len(data)))
         content = parse(data, path)
         try:
             alpha = _alpha(content) or alpha
