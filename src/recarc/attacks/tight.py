@@ -21,7 +21,6 @@ from recarc.attacks.unmasking import Masked, misleading, unmasked
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
 
-
 SEARCH = 500  # queries; on the plateaus of a masked member, short searches find more than a long one
 
 
