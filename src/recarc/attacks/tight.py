@@ -21,6 +21,8 @@ from recarc.attacks.unmasking import Masked, misleading, unmasked
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
 
+SEARCH = 500  # queries; on the plateaus of a masked member, short searches find more than a long one
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -31,7 +33,7 @@ class Effort:
     corrected_steps: int
     climb: Climb
     queries: int = 0  # of Square, against each member alone
-    more_queries: int = 500  # against a member whose gradients mislead
+    searches: int = 1  # of SEARCH queries against a member whose gradients mislead, each with another seed
     challenge: Challenge | None = None
 
 
@@ -43,7 +45,7 @@ PRESETS = {
         5,
         Climb(steps=20, orders=2, rounds=3, round_steps=50, targets=8),
         queries=30,
-        more_queries=2000,
+        searches=4,
         challenge=Challenge(steps=40, queries=100, smooth_steps=10, most=0.15, allowed=0.002),
     ),
     "thorough": Effort(
@@ -52,7 +54,7 @@ PRESETS = {
         20,
         Climb(steps=50, orders=4, rounds=4, round_steps=150, targets=9),
         queries=500,
-        more_queries=5000,
+        searches=10,
         challenge=Challenge(steps=200, queries=2000, smooth_steps=100, most=1.0, allowed=0.001),
     ),
 }
@@ -127,14 +129,14 @@ class Tight(Attack):
         yield Stage("members", best.x_adv.clone())
 
         if effort.queries or blind:
+            fresh = [Square(queries=SEARCH, seed=self.seed + r) for r in range(effort.searches)]
+            usual = [Square(queries=effort.queries, seed=self.seed)] if effort.queries else []
             for i in problem.ensemble.order:
-                queries = effort.more_queries if i in blind else effort.queries
-                standing = (~best.ever_wrong[i]).nonzero()[:, 0]
-                if queries:
-                    _run(Square(member=i, queries=queries, seed=self.seed), problem, best, standing)
-            if blind:
-                above = _above_floor(problem.ensemble, best)
-                _run(Square(queries=effort.more_queries, seed=self.seed), problem, best, above)
+                for search in fresh if i in blind else usual:
+                    standing = (~best.ever_wrong[i]).nonzero()[:, 0]
+                    _run(replace(search, member=i), problem, best, standing)
+            for search in fresh if blind else ():
+                _run(search, problem, best, _above_floor(problem.ensemble, best))
             yield Stage("square", best.x_adv.clone())
 
         planes = min(effort.planes, problem.classes - 1)
