@@ -41,7 +41,7 @@ PRESETS = {
     "quick": Effort(4, (AutoPGD(steps=20),), 3, Climb(steps=20, orders=1)),
     "standard": Effort(
         4,
-        (AutoPGD(steps=40), AutoPGD(steps=20, loss="dlr_targeted", targets=3)),
+        (AutoPGD(steps=20), AutoPGD(steps=15, loss="dlr_targeted", targets=9)),
         5,
         Climb(steps=20, orders=2, rounds=3, round_steps=50, targets=8),
         queries=30,
