@@ -220,7 +220,7 @@ def _preset(row: RowResult) -> str:
 
 
 def gallery_table(measured: Measured) -> str:
-    """Of each kind of member, the figures of all seeds, and the signals that forbid a conclusive verdict."""
+    """Of each kind of member, the figures of all seeds, their verdicts, and the signals that forbid a conclusive one."""
     rows = [row for result in measured["gallery"] for row in result.rows]
     if not rows:
         return "Not measured yet: `python -m paper gallery`, then `--render`."
@@ -231,12 +231,13 @@ def gallery_table(measured: Measured) -> str:
     cells = []
     for kind, found in kinds.items():
         figures = [" / ".join(f"{row.figures[k].measured:.1f}" for row in found) for k in range(len(columns))]
-        always = [name for name in found[0].note.split(", ") if all(name in row.note.split(", ") for row in found)]
-        cells.append([kind, *figures, ", ".join(always)])
+        notes = [row.note.split(", ") for row in found]  # the verdict, then the signals
+        always = [name for name in notes[0][1:] if all(name in note[1:] for note in notes)]
+        cells.append([kind, *figures, " / ".join(dict.fromkeys(note[0] for note in notes)), ", ".join(always)])
     last = rows[-1]
     problem = f"{last.images} test images of digits, {last.norm} eps {last.eps}"
     note = f"{problem}; {last.hardware}, {last.date}, {(last.commit or '')[:10]}, `{last.command}`."
-    return f"{Grid('', ['member', *columns, 'signals with every seed'], cells).markdown()}\n\n{note}"
+    return f"{Grid('', ['member', *columns, 'verdict', 'signals with every seed'], cells).markdown()}\n\n{note}"
 
 
 def costs_table(measured: Measured) -> str:

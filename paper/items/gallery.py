@@ -21,7 +21,7 @@ from recarc.provenance import commit
 
 SEEDS = (0, 1, 2)
 BALL = Ball("linf", 0.1)
-IMAGES = 60
+IMAGES = 300  # so many that the number of samples is no reason for a doubt
 KINDS = {**HONEST, **MASKED}
 ALONE = {"AutoPGD": AutoPGD(steps=100), "Square": Square(queries=1000)}
 
@@ -69,5 +69,5 @@ def _row(kind: str, seed: int, member: nn.Module, count: int) -> RowResult:
         commit=commit(),
         hardware=hardware_of(torch.device("cpu")),
         date=results.now(),
-        note=", ".join(signals) if signals else "no signal",
+        note=", ".join(["conclusive" if verdict.conclusive else "not conclusive", *(signals or ["no signal"])]),
     )

@@ -17,7 +17,8 @@ from tiny import labels_of, mlp, mlp_ensemble, points
 
 STAGES = [  # and whether each is an attack by itself
     *(("adaptive_pgd", True), ("arc", True)),
-    *(("members", False), ("square", False), ("corrected_arc", False), ("climb", False)),
+    *(("members", False), ("square", False), ("corrected_arc", False)),
+    *(("lattice_climber", False), ("climb", False)),
     *(("round_1", True), ("round_2", True), ("round_3", True), ("restarts", False), ("challenge", False)),
 ]
 

@@ -14,6 +14,7 @@ from recarc.attacks.autopgd import AutoPGD
 from recarc.attacks.base import Attack, Outcome, Stage, check_count
 from recarc.attacks.challenge import CHALLENGED, Challenge
 from recarc.attacks.climb import Climb
+from recarc.attacks.lattice_climber import LatticeClimber
 from recarc.attacks.problem import Best, Problem
 from recarc.attacks.registry import register
 from recarc.attacks.square import Square
@@ -32,6 +33,7 @@ class Effort:
     members: tuple[AutoPGD, ...]  # against each member alone
     corrected_steps: int
     climb: Climb
+    lattice_steps: int = 0  # of the lattice climber, which ends close to Climb at a fraction of its gradients
     queries: int = 0  # of Square, against each member alone
     searches: int = 1  # of SEARCH queries against a member whose gradients mislead, each with another seed
     challenge: Challenge | None = None
@@ -44,6 +46,7 @@ PRESETS = {
         (AutoPGD(steps=20), AutoPGD(steps=15, loss="dlr_targeted", targets=9)),
         5,
         Climb(steps=20, orders=2, rounds=3, round_steps=50, targets=8),
+        lattice_steps=20,
         queries=30,
         searches=4,
         challenge=Challenge(steps=40, queries=100, smooth_steps=10, most=0.15, allowed=0.002),
@@ -53,6 +56,7 @@ PRESETS = {
         (AutoPGD(steps=100), AutoPGD(steps=100, loss="dlr_targeted", targets=9)),
         20,
         Climb(steps=50, orders=4, rounds=4, round_steps=150, targets=9),
+        lattice_steps=50,
         queries=500,
         searches=10,
         challenge=Challenge(steps=200, queries=2000, smooth_steps=100, most=1.0, allowed=0.001),
@@ -63,7 +67,7 @@ PRESETS = {
 @register("tight", label="Tight", help="staged, down to the floor (presets quick, standard, thorough)")
 @dataclass(frozen=True)
 class Tight(Attack):
-    """AdaptivePGD, ARC as in the paper -> AutoPGD, Square on each member -> corrected ARC -> Climb -> the challenge.
+    """AdaptivePGD and ARC -> AutoPGD and Square on each member -> corrected ARC, lattice climber, Climb -> challenge.
 
     A sample leaves as soon as it is at its floor: the alpha of the members that nothing fooled, not even alone. At the
     end a random few of the pairs that make the floor are challenged (`recarc.attacks.challenge`; not in quick).
@@ -143,6 +147,9 @@ class Tight(Attack):
         corrected = ARC(steps=effort.corrected_steps, planes=planes, variant="corrected")
         _run(corrected, problem, best, _above_floor(problem.ensemble, best))
         yield Stage("corrected_arc", best.x_adv.clone())
+        if effort.lattice_steps:
+            _run(LatticeClimber(steps=effort.lattice_steps), problem, best, _above_floor(problem.ensemble, best))
+            yield Stage("lattice_climber", best.x_adv.clone())
 
         self._climb(problem, best, _above_floor(problem.ensemble, best))
         yield Stage("climb", best.x_adv.clone())

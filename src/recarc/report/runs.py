@@ -25,6 +25,7 @@ STAGE_LABELS = {
     "members": "AutoPGD on a member",
     "square": "Square on a member",
     "corrected_arc": "ARC, corrected",
+    "lattice_climber": "Lattice climber",
     "climb": "Climb",
     **{f"round_{r}": f"Climb, round {r}" for r in range(1, 10)},
     "restarts": "Climb, all rounds",
