@@ -220,7 +220,7 @@ def _preset(row: RowResult) -> str:
 
 
 def gallery_table(measured: Measured) -> str:
-    """Of each kind of member, the figures of all seeds, their verdicts, and the signals that forbid a conclusive one."""
+    """Of each kind of member, the figures of all seeds, the verdicts, and the signals that forbid a conclusive one."""
     rows = [row for result in measured["gallery"] for row in result.rows]
     if not rows:
         return "Not measured yet: `python -m paper gallery`, then `--render`."
