@@ -14,7 +14,7 @@ from runs import BALL, QUICK, problem
 from torch import Tensor, nn
 
 from recarc import PGD, Ball, Evaluation, RandomizedEnsemble, Tight, Verdict, evaluate
-from recarc.attacks import Outcome, Problem, Stage
+from recarc.attacks import Outcome, Problem, Stage, tight, unmasking
 from recarc.evaluation import RecarcWarning
 
 
@@ -117,7 +117,14 @@ def test_nan() -> None:
     assert any("NaN logits" in text and "[3]" in text for text in found), np.array(found)
 
 
-def test_warnings_stay_with_the_run(tmp_path: Path) -> None:
+@pytest.fixture()
+def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a signal stands, tight searches long and without gradients."""
+    monkeypatch.setattr(tight, "SEARCH", 10)
+    monkeypatch.setattr(unmasking, "MORE_NEIGHBOURS", 2)
+
+
+def test_warnings_stay_with_the_run(short_searches: None, tmp_path: Path) -> None:
     ensemble = RandomizedEnsemble([member(), Rounded().eval()])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -131,7 +138,7 @@ def test_warnings_stay_with_the_run(tmp_path: Path) -> None:
     assert not Verdict.of(result).conclusive
 
 
-def test_a_run_that_stops_early_keeps_its_warnings(tmp_path: Path) -> None:
+def test_a_run_that_stops_early_keeps_its_warnings(short_searches: None, tmp_path: Path) -> None:
     class Stop:
         def shard_done(self, shard: Any) -> None:
             raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from runs import problem
 
 from paper.gallery import HONEST, MASKED, digits
 from recarc import Ball, Evaluation, RandomizedEnsemble, Tight, Verdict, evaluate
+from recarc.attacks import tight, unmasking
 from recarc.errors import RecarcWarning
 from recarc.evaluation import checks, masking
 
@@ -62,8 +64,10 @@ def verdict_on(member: Any, attack: Any, count: int = 270) -> Verdict:
 
 
 @pytest.mark.parametrize("name", MASKED)
-def test_no_masked_member_is_conclusive(name: str) -> None:
+def test_no_masked_member_is_conclusive(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone, so that figure and floor meet by construction; on as many samples as a verdict needs."""
+    monkeypatch.setattr(tight, "SEARCH", 10)  # `python -m paper gallery` has the whole of it
+    monkeypatch.setattr(unmasking, "MORE_NEIGHBOURS", 2)
     torch.manual_seed(0)
     found = verdict_on(MASKED[name](0), Tight("quick", steps=2))
     signals = {signal.name for signal in found.signals}
@@ -72,7 +76,11 @@ def test_no_masked_member_is_conclusive(name: str) -> None:
     assert any("gradients mislead" in doubt for doubt in found.doubts), "not only because the preset is quick"
 
 
-def test_honest_members_stay_conclusive() -> None:
+def test_honest_members_stay_conclusive(monkeypatch: pytest.MonkeyPatch) -> None:
+    standard = tight.PRESETS["standard"]
+    assert standard.challenge is not None
+    short = replace(standard.challenge, steps=5, queries=20, smooth_steps=2)
+    monkeypatch.setitem(tight.PRESETS, "standard", replace(standard, challenge=short))
     members = [HONEST["adversarially trained"](0), HONEST["plain"](0)]
     found = verdict_on(RandomizedEnsemble(members, [0.9, 0.1]), Tight(steps=2, challenge=1))
     assert found.conclusive and found.doubts == [] and found.signals == ()

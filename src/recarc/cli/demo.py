@@ -31,7 +31,7 @@ SETTING: dict[str, Any] = {
     "arch": "cnn",
     "width": 16,
     "epochs": 16,
-    "sweep_samples": 150,
+    "sweep_samples": 100,
     "alphas": [0.5, 0.6, 0.7, 0.8, 0.9, 1.0],
     "radii": [0.3, 0.6, 1.2],  # the sweep over alpha already has the point at 0.9
 }
