@@ -82,7 +82,9 @@ def run(attack: object, batch_size: int | str = "auto", count: int = 48) -> tupl
 
 
 def test_what_falls_to_the_challenge_lowers_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    weak = replace(PRESETS["standard"], members=(AutoPGD(steps=1),), queries=0, restarts=0)
+    standard = PRESETS["standard"]
+    climb = replace(standard.climb, rounds=0)
+    weak = replace(standard, members=(AutoPGD(steps=1),), queries=0, climb=climb, lattice_steps=0)
     monkeypatch.setitem(PRESETS, "standard", weak)
     found, status, alone = run(Tight(challenge=0.5, steps=1))
     drawn = status == CHALLENGED
@@ -105,3 +107,14 @@ def test_the_same_pairs_in_any_batch_and_within_restarts() -> None:
 def test_nobody_withstood() -> None:
     status, alone = np.zeros((2, 5), np.int8), np.zeros((2, 5), bool)
     assert Challenged.of(status, alone, np.array([0.5, 0.5]), 0.1) == Challenged(0, 0, 0, 0.1, 0.0)
+
+
+def test_a_challenge_that_took_much_from_the_floor_forbids_conclusive() -> None:
+    """Even one of all pairs: attacks that missed so many may well have missed others."""
+    x, y = (part[:270] for part in digits("test"))
+    found = Verdict.of(evaluate(trained(0), Tight(steps=2, challenge=1), (x, y), Ball("linf", 0.1), progress=False))
+    assert found.conclusive and found.challenge is not None and found.challenge.lowered <= 0.005
+    status, alone = np.full((1, 270), CHALLENGED), np.arange(270)[None] >= 2
+    broken = replace(found, challenge=Challenged.of(status, alone, np.ones(1), 1.0))
+    assert broken.challenge is not None and broken.challenge.lowered == pytest.approx(2 / 270)
+    assert not broken.conclusive and "2 of the 270 pairs that were challenged fell" in " ".join(broken.doubts)

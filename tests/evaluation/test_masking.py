@@ -76,6 +76,41 @@ def test_no_masked_member_is_conclusive(name: str, monkeypatch: pytest.MonkeyPat
     assert any("gradients mislead" in doubt for doubt in found.doubts), "not only because the preset is quick"
 
 
+def half_detached(x: torch.Tensor) -> torch.Tensor:
+    return HONEST["plain"](0)(x) + HONEST["plain"](1)(x).detach()
+
+
+def gradient_of_another(x: torch.Tensor) -> torch.Tensor:
+    other = HONEST["plain"](1)(x)
+    return HONEST["plain"](0)(x).detach() + other - other.detach()
+
+
+def decoy(x: torch.Tensor) -> torch.Tensor:
+    """One network decides, another one's logits show: they lead down, but to its own boundary."""
+    return HONEST["plain"](1)(x) + 50 * torch.nn.functional.one_hot(HONEST["plain"](0)(x).argmax(1), 10)
+
+
+def winner_only(x: torch.Tensor) -> torch.Tensor:
+    logits = HONEST["plain"](0)(x)
+    return torch.where(logits == logits.amax(1, keepdim=True), logits + 20, 0.01 * logits)
+
+
+@pytest.mark.parametrize("ball", [LINF, L2, L1])
+@pytest.mark.parametrize(
+    ("member", "name"),
+    [
+        (half_detached, "gradients_incomplete"),
+        (gradient_of_another, "gradients_incomplete"),
+        (decoy, "margin_jumps"),
+        (winner_only, "margin_jumps"),
+    ],
+)
+def test_gradients_that_lead_down_but_not_to_the_boundary(member: Any, name: str, ball: Ball) -> None:
+    """A step along them does what they predict, so that only other measurements notice."""
+    member(digits("test")[0][:1])  # trains its networks, which no measurement could: those run without gradients
+    assert name in signals_of(member, ball)
+
+
 def test_honest_members_stay_conclusive(monkeypatch: pytest.MonkeyPatch) -> None:
     standard = tight.PRESETS["standard"]
     assert standard.challenge is not None

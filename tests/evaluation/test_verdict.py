@@ -143,6 +143,7 @@ def test_a_challenge_that_is_too_small_leaves_it_open() -> None:
     assert found.challenge is not None and found.challenge.to_json() == {
         **{"pairs": 2000, "drawn": 1000, "fell": 0, "share": 0.5},
         "limit": pytest.approx(0.5 * math.log(20) / math.log(2) / count),
+        "lowered": 0.0,
     }
     assert (
         found.conclusive and "1000 of the 2000 pairs that had withstood were attacked again, 0 fell" in found.sentence

@@ -14,7 +14,15 @@ from recarc.geometry import Ball
 Masked = Sequence[tuple[int, str]]  # (member, name of a signal), as `recarc.evaluation.masking` measures them
 PROBABILITIES = "probabilities"
 MISLEADING = frozenset(
-    {"gradients_vanish", "gradients_disagree", "covering_ball_survived", "larger_ball_harder", "random_beats_gradients"}
+    {
+        "gradients_vanish",
+        "gradients_disagree",
+        "gradients_incomplete",
+        "margin_jumps",
+        "covering_ball_survived",
+        "larger_ball_harder",
+        "random_beats_gradients",
+    }
 )
 NEIGHBOURS, MORE_NEIGHBOURS = 4, 16
 NEARBY = 0.25  # of eps: the radius of the neighbourhood

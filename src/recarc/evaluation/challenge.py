@@ -28,6 +28,7 @@ class Challenged:
     fell: int
     share: float  # the probability with which a pair of the heaviest member was drawn
     limit: float
+    lowered: float = 0.0  # by how much the pairs that fell lowered the floor
 
     @classmethod
     def of(cls, status: np.ndarray, alone: np.ndarray, alpha: np.ndarray, share: float) -> Challenged:
@@ -41,8 +42,9 @@ class Challenged:
         spared = weights[(status == SPARED) & alone].sum()
         total = alpha.max() * most_fallible(int(fell.sum()), share)
         limit = min(max(total - weights[fell].sum(), 0.0), spared) + missed
-        pairs = int(((status != FELL) & counted).sum())
-        return cls(pairs, int(drawn.sum()), int(fell.sum()), share, float(limit) / max(alone.shape[1], 1))
+        pairs, samples = int(((status != FELL) & counted).sum()), max(alone.shape[1], 1)
+        lowered = float(weights[fell].sum()) / samples
+        return cls(pairs, int(drawn.sum()), int(fell.sum()), share, float(limit) / samples, lowered)
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -23,16 +23,20 @@ from recarc.randomness import sample_keys, uniform
 
 PROBE, ONE_IN, FEWEST = 64, 8, 16  # samples: at most, one in so many (so that they cost a few percent), at least
 TOLERATED, FEW = 0.1, 3  # a share of the probe, and a number of samples, that may look masked by accident
+STRICT = frozenset({"gradients_incomplete", "margin_jumps"})  # so rare in honest networks that FEW samples suffice
 
 # Scale of a step in eps -> the least share of the predicted decrease that it must bring. Less is asked of larger steps,
 # because honest networks bend too, the more the longer the step.
 SCALES = {0.01: 1 / 4, 0.03: 1 / 8, 0.1: 0.0}
 FACTOR = 8.0  # times the predicted decrease at most
+DIRECTIONS = 8  # random ones, in each of which the margin must change as the gradient says
+UNEXPLAINED = 0.1  # of the squared changes; honest networks leave less than 0.01 on nine samples in ten
+HALVINGS = 16  # of the way to an image of another class, to find where the answer changes
 ROUNDING = 32  # units in the last place of the largest logit, below which a difference says nothing
 
 STEPS = 10  # of the short gradient attack
 QUERIES = 32  # of the random search, the first quarter of which are stripes
-BEATEN = 0.1  # of the clean margin: a random search that gets lower by less than this is no better
+BEATEN = 0.1  # of the clean margin: a random search that gets lower by less is no better, a smaller jump is none
 SEED = 17
 
 
@@ -100,13 +104,15 @@ def member_signals(i: int, member: Member, x: Tensor, y: Tensor, ball: Ball) -> 
     lowest = probe.descended(probe.ball)
     masks = {
         "gradients_disagree": probe.disagreeing(),
+        "gradients_incomplete": probe.incomplete(),
+        "margin_jumps": probe.jumping(),
         "covering_ball_survived": probe.surviving(),
         "larger_ball_harder": (lowest < 0) & (probe.descended(_larger(probe.ball)) >= 0),
         "random_beats_gradients": probe.searched() < lowest - BEATEN * probe.margin(probe.x),
     }
     for name, mask in masks.items():
         count, samples = int(mask.sum()), len(right)
-        if _too_many(count, samples):
+        if _too_many(count, 0 if name in STRICT else samples):
             yield Signal(
                 i, name, count / samples, EXPLANATIONS[name].format(i=i, share=f"{count} of {samples} samples")
             )
@@ -116,6 +122,10 @@ ADVICE = "; attack a smooth copy of it, or add an attack without gradients throu
 EXPLANATIONS = {
     "gradients_disagree": "on {share} a small step along the gradient of members[{i}] does not do what the gradient "
     "predicts (rounded or rippled inputs, activations that switch), so gradient attacks are misled" + ADVICE,
+    "gradients_incomplete": "on {share} the gradient of members[{i}] leaves out much of how it changes in random "
+    "directions (a detach() in a branch, another network's gradient), so gradient attacks are misled" + ADVICE,
+    "margin_jumps": "on {share} the margin of members[{i}] jumps where its answer changes (rounding, or logits that do "
+    "not make the decision), so no attack that lowers it can tell how close it is" + ADVICE,
     "covering_ball_survived": "on {share} a gradient attack that may change members[{i}]'s input into any other does "
     "not fool it, though images of other classes would: its gradients lead nowhere" + ADVICE,
     "larger_ball_harder": "on {share} a gradient attack fools members[{i}] within eps, but not within twice as much: "
@@ -187,22 +197,63 @@ class _Probe:
             gradient = differentiate(-value.sum(), leaf)
         return value.detach(), gradient.nan_to_num(nan=0.0)
 
+    def noise(self) -> Tensor:
+        """(B,) differences of the margin up to which nothing can be told."""
+        dtype = dtype_of(self.member) or self.x.dtype
+        return ROUNDING * torch.finfo(dtype).eps * self.member(self.x).abs().amax(1)
+
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Where slopes are measured: the clean points and random ones of the ball."""
+        return self.x, self.ball.move(self.x, self.ball.random_start(self.x, SEED))
+
     def disagreeing(self) -> Tensor:
         """(B,) samples at which a step down the gradient does too little or too much.
 
         Of all scales, from the clean point and from a random one of the ball: where the most samples show it.
         """
-        x, ball = self.x, self.ball
-        dtype = dtype_of(self.member) or x.dtype
-        noise = ROUNDING * torch.finfo(dtype).eps * self.member(x).abs().amax(1)
+        x, ball, noise = self.x, self.ball, self.noise()
         masks = []
-        for u in (x, ball.move(x, ball.random_start(x, SEED))):
+        for u in self.places():
             before, slope = self.descent(u)
             for scale, least in SCALES.items():
                 v = _clipped(u + _step(ball.norm, slope, scale * ball.radius(x)), ball)
                 predicted, decrease = total((v - u) * slope), before - self.margin(v)
                 masks.append((decrease < least * predicted - noise) | (decrease > FACTOR * predicted + noise))
         return max(masks, key=lambda mask: int(mask.sum()))
+
+    def incomplete(self) -> Tensor:
+        """(B,) samples where, at every scale, the gradient does not explain how the margin changes around.
+
+        A gradient of half of a network leads down, too, but past what the other half does. From random points of the
+        ball, as a mask may be off at clean ones.
+        """
+        x, ball, keys, noise = self.x, self.ball, sample_keys(self.x, SEED), self.noise()
+        u = self.places()[1]
+        before, slope = self.descent(u)
+        missed = torch.ones_like(self.y, dtype=torch.bool)
+        for scale in SCALES:
+            wrong, changes = torch.zeros_like(before), torch.zeros_like(before)
+            for k in range(DIRECTIONS):
+                random = uniform(keys, x[0].numel(), stream=QUERIES + k).reshape(x.shape)
+                signs = torch.where(random < 0.5, -1.0, 1.0).to(x.dtype)
+                v = _clipped(u + ball.norm.scale_to(signs, scale * ball.radius(x)), ball)
+                change = before - self.margin(v)
+                wrong, changes = wrong + (change - total((v - u) * slope)) ** 2, changes + change**2
+            missed &= wrong > UNEXPLAINED * changes + DIRECTIONS * noise**2
+        return missed
+
+    def jumping(self) -> Tensor:
+        """(B,) samples on whose way to an image of another class the margin jumps where the answer changes."""
+        places = torch.arange(len(self.y), device=self.y.device)
+        onwards = (places - places[:, None]).remainder(len(places))  # from each sample to each
+        other = torch.where(self.y != self.y[:, None], onwards, len(places)).argmin(1)
+        inside, outside = self.x, self.x[other]
+        for _ in range(HALVINGS):
+            middle = (inside + outside) / 2
+            right = per_sample(self.margin(middle) >= 0, middle)
+            inside, outside = torch.where(right, middle, inside), torch.where(right, outside, middle)
+        jump = self.margin(inside) - self.margin(outside)
+        return (self.y != self.y[other]) & (jump > BEATEN * self.margin(self.x) + self.noise())
 
     def descended(self, ball: Ball) -> Tensor:
         """(B,) the lowest margin that a few steps down the gradient reach in this ball."""

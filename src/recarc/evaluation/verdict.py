@@ -131,6 +131,8 @@ class Verdict:
         broken = self.challenge is not None and self.challenge.fell > 0
         if (self.meets_floor or broken) and self.preset != "quick" and self.may_fall > CONCLUSIVE + 1e-12:
             doubts.append(self._why_it_may_fall())
+        elif self.meets_floor and self.robust.value > 0 and self._lowered > CONCLUSIVE + 1e-12:
+            doubts.append(self._why_the_stages_were_weak())
         elsewhere = self.gap_limit + self.may_fall - self.gap
         if self.meets_floor and elsewhere > CARRIED:
             doubts.append(
@@ -159,6 +161,18 @@ class Verdict:
         return (
             f"the challenge was too small: {found}, but with {challenge.pairs - challenge.drawn} spared the robust "
             f"accuracy may be lower by {may_fall}; {more}"
+        )
+
+    @property
+    def _lowered(self) -> float:
+        """What the challenge took from the floor: attacks that missed so much may well have missed more."""
+        return 0.0 if self.challenge is None else self.challenge.lowered
+
+    def _why_the_stages_were_weak(self) -> str:
+        found = "" if self.challenge is None else f"{self.challenge.fell} of the {self.challenge.drawn} pairs"
+        return (
+            f"the attacks on the members were too weak: {found} that were challenged fell and took "
+            f"{_percent(self._lowered)} points, more than {100 * CONCLUSIVE:g}, so a stronger challenge may find more"
         )
 
     def to_json(self) -> dict[str, Any]:
