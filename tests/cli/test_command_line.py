@@ -52,6 +52,7 @@ def test_evaluate_show_and_json(ensemble: str, tmp_path: Path, capsys: Any) -> N
     assert "robust accuracy" in capsys.readouterr().out
     assert run("evaluate", ensemble, *QUICK, "--out", out) == 0
     table = capsys.readouterr().out
+    assert "member (from 0)" in table and [line.split()[1] for line in table.splitlines() if "0.6" in line][-1] == "0"
     assert "AdaptivePGD(steps=2" in table and "95" not in table.split("robust accuracy")[0]
 
 

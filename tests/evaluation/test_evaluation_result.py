@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,16 @@ def test_figures_by_hand() -> None:
     assert result.to_json()["decided_by"] == {"clean": 0, "arc": 3, "none": 1}
     assert result.cross_robustness is None and not len(result.nan_samples)
     assert result.robust.low <= 0.25 <= result.robust.high
+
+
+def test_shares_print_as_percent_and_remain_numbers() -> None:
+    result = by_hand()
+    assert result.floor is not None and result.floor == 0.1875
+    for share, text in ((result.robust, "25.00 %"), (result.floor, "18.75 %")):
+        assert str(share).startswith(text) and repr(share).startswith(text) and f"{share}".startswith(text)
+    assert f"{result.floor:.3f}" == "0.188" and json.dumps([result.floor]) == "[0.1875]"
+    assert type(result.floor + 0.5) is float and pickle.loads(pickle.dumps(result.floor)) == 0.1875
+    assert repr(result).endswith(f"robust {result.robust}, floor 18.75 %)")
 
 
 def test_an_attacker_that_draws_is_averaged_exactly() -> None:

@@ -85,6 +85,35 @@ def test_a_tight_run_alone_tells_of_its_stages(runs: Path) -> None:
     assert next(bar for bar in alone.reached if bar.name == "Tight").share == 1
 
 
+@pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
+def test_an_evaluation_in_memory_is_a_run() -> None:
+    data = load("digits", "test", limit=12)
+    result = evaluate(small_ensemble(), Tight("quick", steps=1), data, Ball("l2", 0.6), progress=False)
+    for given in ([result], result, [Run("mine", result)]):
+        report = build_report(given)
+        assert report.main.evaluation is result and report.verdict is not None
+        assert Verdict.of(result).sentence in render(report).replace("&#39;", "'")
+    assert build_report([result]).main.name == "in memory"
+    with pytest.raises(InputError, match=r"runs holds a str; expected evaluations or runs of load_runs\(paths\)"):
+        build_report(["runs/tight"])  # type: ignore[list-item]
+
+
+def test_members_have_the_numbers_of_the_records_and_warnings(report: Report, tmp_path: Path) -> None:
+    """From 0, as in members[0], PGD(member=0), member_0.safetensors and clean_0; headings say so."""
+    page, found = render(report), {table.name: table for table in tables(report)}
+    assert found["members"].head[0] == found["cross_robustness"].head[0] == "member (from 0)"
+    assert [row[0] for row in found["members"].rows] == ["member 0", "member 1"]
+    assert found["cross_robustness"].head[1:] == ["against 0", "against 1"]
+    assert '<th scope="col">member (from 0)</th>' in page and ">against 0<" in page and ">against 2<" not in page
+    assert "Probability of member 0" in page and "of member 1:" in page and "member 2" not in page
+    best = next(row for row in report.rows if row.name == "Best member alone")
+    assert report.main.evaluation.alone is not None
+    assert best.description == f"alpha = 1 on member {report.main.evaluation.alone.mean(1).argmax()}"
+    write_figures(report, tmp_path, ["svg"])
+    drawn = (tmp_path / "cross_robustness.svg").read_text()
+    assert "member 0" in drawn and "against 0" in drawn and "member 2" not in drawn
+
+
 def test_without_a_floor_the_page_says_that_it_is_a_bound(runs: Path) -> None:
     bare = build_report(load_runs([runs / "arc"]))
     assert bare.verdict is None and bare.pictures == []

@@ -24,7 +24,14 @@ from recarc.evaluation.run_folder import RunFolder
 NAMED_INDICES = 100  # of samples with NaN, in a summary
 
 
-@dataclass(frozen=True)
+class Share(float):
+    """A fraction that prints as people say it, in percent like an `Estimate`; in all else a float."""
+
+    def __repr__(self) -> str:
+        return f"{100 * float(self):.2f} %"
+
+
+@dataclass(frozen=True, repr=False)
 class Estimate:
     """An accuracy as a fraction, with its 95 % interval; `note` qualifies it."""
 
@@ -36,9 +43,9 @@ class Estimate:
     def __float__(self) -> float:
         return self.value
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         note = f" ({self.note})" if self.note else ""
-        return f"{100 * self.value:.2f} % [{100 * self.low:.2f}, {100 * self.high:.2f}]{note}"
+        return f"{Share(self.value)} [{100 * self.low:.2f}, {100 * self.high:.2f}]{note}"
 
 
 @dataclass(eq=False, repr=False)
@@ -97,7 +104,9 @@ class Evaluation:
         return len(self.records)
 
     def __repr__(self) -> str:
-        return f"Evaluation({len(self)} samples, {len(self.alpha)} members, clean {self.clean}, robust {self.robust})"
+        floor = "" if self.floor is None else f", floor {self.floor}"
+        figures = f"clean {self.clean}, robust {self.robust}{floor}"
+        return f"Evaluation({len(self)} samples, {len(self.alpha)} members, {figures})"
 
     @property
     def complete(self) -> bool:
@@ -217,9 +226,9 @@ class Evaluation:
         return None if self.alone is None else rounded((self.alpha[:, None] * self.alone).sum(0))
 
     @property
-    def floor(self) -> float | None:
+    def floor(self) -> Share | None:
         """Mean of `floor_scores`: no attack gets below it by fooling members only where they were fooled alone."""
-        return None if self.floor_scores is None else float(self.floor_scores.mean())
+        return None if self.floor_scores is None else Share(self.floor_scores.mean())
 
     @cached_property
     def challenge(self) -> Challenged | None:
@@ -259,7 +268,7 @@ class Evaluation:
             "clean_interval": [clean.low, clean.high],
             "robust_accuracy": robust.value,
             "robust_interval": [robust.low, robust.high],
-            "floor": self.floor,
+            "floor": None if self.floor is None else float(self.floor),
             "challenge": None if self.challenge is None else self.challenge.to_json(),
             "members": self._members(),
             "samples": len(self),
@@ -324,8 +333,8 @@ def estimate(scores: np.ndarray) -> Estimate:
 def columns(evaluation: Evaluation) -> dict[str, np.ndarray]:
     """One row per sample: index, label, scores, then every member's clean and attacked prediction (-1: NaN logits).
 
-    A member of alpha 0 was not attacked alone, so its column of that is empty. If the attacker randomizes over J
-    inputs, the attacked predictions and norms are numbered by input first.
+    Members are numbered from 0: clean_0 is of members[0]. One of alpha 0 was not attacked alone, so its column of that
+    is empty. If the attacker randomizes over J inputs, the attacked predictions and norms are numbered by input first.
     """
     table = {
         "index": evaluation.records.index,

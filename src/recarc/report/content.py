@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from recarc.attacks import registry
-from recarc.errors import InputError
 from recarc.evaluation.fingerprint import eps_text
-from recarc.evaluation.result import Estimate, estimate
+from recarc.evaluation.result import Estimate, Evaluation, estimate
 from recarc.evaluation.verdict import Verdict
 from recarc.report.curves import Curve, best_member, curves
 from recarc.report.gallery import Data, Example, pictures
 from recarc.report.rescoring import Rescoring, rescoring
-from recarc.report.runs import ATTACK_OF_STAGE, BEST_MEMBER, STAGE_LABELS, Run, numbered, position, role
+from recarc.report.runs import ATTACK_OF_STAGE, BEST_MEMBER, STAGE_LABELS, Run, as_runs, numbered, position, role
 
 TITLE = "How robust is this randomized ensemble, really?"
+MEMBER = "member (from 0)"  # heads columns of members, which have their numbers in members[0] and in the records
 
 
 @dataclass(frozen=True)
@@ -103,19 +103,18 @@ class Report:
 
 
 def build_report(
-    runs: Sequence[Run],
+    runs: Run | Evaluation | Sequence[Run | Evaluation],
     title: str | None = None,
     data_dir: str | Path | None = None,
     sections: Sequence[Section] = (),
     data: Data | None = None,
 ) -> Report:
-    """Combine the runs of one ensemble. The verdict is that of the largest run with a floor.
+    """Combine the runs of one ensemble, or evaluations in memory. The verdict is that of the largest with a floor.
 
     `data` is what was attacked, for the pictures: by default the data set that the runs name; pass tensors (x, y) if
     those were attacked.
     """
-    if not runs:
-        raise InputError("a report needs at least one run")
+    runs = as_runs(runs)
     main = _main(runs)
     comparable = sorted((run for run in runs if run.problem == main.problem), key=lambda run: position(run.label))
     examples, why_none = pictures(comparable, data_dir, data)
@@ -165,7 +164,7 @@ def _rows(main: Run, comparable: list[Run]) -> list[Row]:
     rows = [Row("Clean", "no attack", evaluation.clean)]
     if evaluation.alone is not None:
         best, figure = best_member(main)
-        rows.append(Row(BEST_MEMBER, f"alpha = 1 on member {best + 1}", figure))
+        rows.append(Row(BEST_MEMBER, f"alpha = 1 on member {best}", figure))
     for name in sorted(attacks, key=position):
         figure, label = attacks[name]
         rows.append(Row(name, registry.help_of(label) or "an attack", figure, 100 * (figure.value - strongest)))

@@ -120,6 +120,17 @@ def load_runs(paths: Sequence[str | Path]) -> list[Run]:
     return list(runs.values())
 
 
+def as_runs(given: Run | Evaluation | Sequence[Run | Evaluation]) -> list[Run]:
+    """Runs as they are, and evaluations by the name of their folder."""
+    items = [given] if isinstance(given, (Run, Evaluation)) else list(given)
+    if not items:
+        raise InputError("a report needs at least one run")
+    for item in items:
+        if not isinstance(item, (Run, Evaluation)):
+            raise InputError(f"runs holds a {type(item).__name__}; expected evaluations or runs of load_runs(paths)")
+    return [run if isinstance(run, Run) else Run(run.path.name if run.path else "in memory", run) for run in items]
+
+
 def _folders(path: Path) -> list[tuple[Path, str]]:
     if (path / RUN).exists():
         return [(path, path.name or str(path))]

@@ -54,7 +54,7 @@ def rescoring_svg(bounds: Rescoring) -> Markup:
     frame = Frame(0.0, 1.0)
     grid = [k / STEPS for k in range(STEPS + 1)]
     worst = [(frame.x(a), frame.y(bounds.worst((a, 1 - a)))) for a in grid]
-    parts = [_axes(frame, "sampling probability of member 1", [(a, f"{a:g}") for a in (0, 0.25, 0.5, 0.75, 1)])]
+    parts = [_axes(frame, "sampling probability of member 0", [(a, f"{a:g}") for a in (0, 0.25, 0.5, 0.75, 1)])]
     floor = next((line for line in bounds.lines if line.role == "floor"), None)
     if floor is not None:
         below = [(frame.x(a), frame.y(floor.at((a, 1 - a)))) for a in reversed(grid)]
@@ -69,7 +69,7 @@ def rescoring_svg(bounds: Rescoring) -> Markup:
             '<line id="alpha-cursor" class="cursor" x1="{x}" x2="{x}" y1="{}" y2="{}" data-left="{}" data-span="{}"/>'
         ).format(TOP, HEIGHT - BOTTOM, frame.x(0), frame.x(1) - frame.x(0), x=round(x, 2))
     )
-    about = "Upper bounds on the robust accuracy, and its floor, against the sampling probability of member 1."
+    about = "Upper bounds on the robust accuracy, and its floor, against the sampling probability of member 0."
     return _picture(Markup("").join(parts), "rescoring", about)
 
 
