@@ -119,12 +119,13 @@ def test_an_eps_of_another_scale_and_another_norm_than_the_members_were_trained_
     folder = save_ensemble(RandomizedEnsemble(members), tmp_path / "rec", made_by={"norm": "l2"})
     assert run("evaluate", folder, *QUICK, "--norm", "l2") == 0
     assert "did you mean" not in capsys.readouterr().err
-    assert run("evaluate", folder, *QUICK, "--eps", "8") == 0
+    assert run("evaluate", folder, *QUICK, "--eps", "8") == 2
+    assert "eps 8 in linf is larger than the box [0, 1]: did you mean 8/255?" in capsys.readouterr().err
+    assert run("evaluate", folder, *QUICK, "--eps", "0.6") == 0
     told = capsys.readouterr().err
     assert run("evaluate", folder, *QUICK, "--out", tmp_path / "run", "--json") == 0
     assert "trained in l2" in json.loads(capsys.readouterr().out)["warnings"][0]
-    assert "warning: eps 8 in linf is large enough to turn any image uniform grey" in told
-    assert "did you mean 8/255?" in told
+    assert "warning: eps 0.6 in linf is large enough to turn any image uniform grey" in told
     assert "trained in l2 and are attacked in linf: did you mean --norm l2?" in told
 
 
