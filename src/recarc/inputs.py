@@ -10,6 +10,9 @@ from torch import Tensor
 
 from recarc.errors import InputError
 
+EIGHT_BIT, NORMALISED = 16.0, 0.1  # above the one no image is normalised, below minus the other none is in [0, 1]
+CHANNELS = (1, 3, 4)
+
 
 def check_x(x: Any) -> None:
     """A floating-point tensor with a leading batch."""
@@ -35,6 +38,27 @@ def check_finite(x: Tensor, rows: Sequence[int] | None = None) -> None:
     if len(bad):
         first = int(bad[0]) if rows is None else int(rows[int(bad[0])])
         raise InputError(f"x holds NaN or infinity in {len(bad)} samples, the first is sample {first}")
+
+
+def check_scale(x: Tensor, box: tuple[float, float] | None) -> None:
+    """Refuse inputs that are plainly 8-bit, or normalised, where images in [0, 1] are expected."""
+    if box != (0, 1) or not x.numel():
+        return
+    low, high = (float(v) for v in torch.aminmax(x))
+    span = f"with values in [{low:.4g}, {high:.4g}]"
+    if low >= 0 and high > EIGHT_BIT:
+        raise InputError(f"x looks like 8-bit images, {span}: divide it by 255, or give the ball another box")
+    if low < -NORMALISED and high <= EIGHT_BIT:
+        raise InputError(
+            f"x looks normalised, {span}: pass images in [0, 1] and normalise inside the model, so that eps keeps its "
+            "meaning, or give the ball another box"
+        )
+
+
+def layout_hint(x: Tensor) -> str | None:
+    """What to do about images whose channels come last; None if these are not."""
+    channels_last = x.dim() == 4 and x.shape[-1] in CHANNELS and x.shape[1] not in CHANNELS
+    return "x looks like HWC images: pass x.permute(0, 3, 1, 2)" if channels_last else None
 
 
 def check_labels(y: Tensor, classes: int) -> None:

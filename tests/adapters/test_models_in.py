@@ -237,6 +237,30 @@ def test_a_missing_package_is_one_line(
         getattr(importlib.import_module(f"recarc.adapters.{module}"), function)(argument)
 
 
+@pytest.mark.parametrize(
+    ("package", "function"),
+    [
+        ("timm", "timm"),
+        ("torchvision", "torchvision"),
+        ("transformers", "transformers"),
+        ("robustbench", "robustbench"),
+    ],
+)
+def test_a_broken_package_is_one_line(
+    package: str, function: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """torchvision beside another torch than it was built for does not raise an ImportError."""
+    (tmp_path / package).mkdir()
+    fault = "raise RuntimeError('operator torchvision::nms does not exist')"
+    (tmp_path / package / "__init__.py").write_text(fault)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [m for m in sys.modules if m == package or m.startswith(package + ".")]:
+        monkeypatch.delitem(sys.modules, name)
+    says = rf"{package}\S* is installed but cannot be imported \(RuntimeError: operator torchvision::nms does not exist"
+    with pytest.raises(InputError, match=says + r"\): install versions that fit torch \d"):
+        getattr(members, function)("resnet18")
+
+
 def test_members_that_do_not_fit_together() -> None:
     with pytest.raises(InputError, match="different devices"):
         RandomizedEnsemble([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])

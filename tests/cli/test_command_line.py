@@ -52,6 +52,7 @@ def test_evaluate_show_and_json(ensemble: str, tmp_path: Path, capsys: Any) -> N
     assert "robust accuracy" in capsys.readouterr().out
     assert run("evaluate", ensemble, *QUICK, "--out", out) == 0
     table = capsys.readouterr().out
+    assert "member (from 0)" in table and [line.split()[1] for line in table.splitlines() if "0.6" in line][-1] == "0"
     assert "AdaptivePGD(steps=2" in table and "95" not in table.split("robust accuracy")[0]
 
 
@@ -118,12 +119,13 @@ def test_an_eps_of_another_scale_and_another_norm_than_the_members_were_trained_
     folder = save_ensemble(RandomizedEnsemble(members), tmp_path / "rec", made_by={"norm": "l2"})
     assert run("evaluate", folder, *QUICK, "--norm", "l2") == 0
     assert "did you mean" not in capsys.readouterr().err
-    assert run("evaluate", folder, *QUICK, "--eps", "8") == 0
+    assert run("evaluate", folder, *QUICK, "--eps", "8") == 2
+    assert "eps 8 in linf is larger than the box [0, 1]: did you mean 8/255?" in capsys.readouterr().err
+    assert run("evaluate", folder, *QUICK, "--eps", "0.6") == 0
     told = capsys.readouterr().err
     assert run("evaluate", folder, *QUICK, "--out", tmp_path / "run", "--json") == 0
     assert "trained in l2" in json.loads(capsys.readouterr().out)["warnings"][0]
-    assert "warning: eps 8 in linf is large enough to turn any image uniform grey" in told
-    assert "did you mean 8/255?" in told
+    assert "warning: eps 0.6 in linf is large enough to turn any image uniform grey" in told
     assert "trained in l2 and are attacked in linf: did you mean --norm l2?" in told
 
 

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from markupsafe import escape
+from PIL import Image
 
 from recarc import AdaptivePGD, Ball, RandomizedEnsemble, evaluate, save_ensemble
 from recarc.attacks import Tight
 from recarc.cli import app as program
 from recarc.data import load
 from recarc.models import build
+from recarc.report import build_report, load_runs
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,25 @@ def test_the_command_on_the_page_is_the_one_that_was_typed(tmp_path: Path) -> No
     assert run(*typed) == 0
     assert run("report", tmp_path / "run", "--out", tmp_path / "page.html") == 0
     assert escape(shlex.join(["recarc", *typed])) in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
+def test_the_command_on_the_page_runs_again_and_names_the_ensemble(tmp_path: Path) -> None:
+    """A folder of images, a flag of trust and a radius of 1/3: all of it as it was typed."""
+    generator = torch.Generator().manual_seed(0)
+    for k, pixels in enumerate(torch.randint(256, (4, 8, 8), dtype=torch.uint8, generator=generator)):
+        (tmp_path / "images" / "test" / "ab"[k % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.numpy()).save(tmp_path / "images" / "test" / "ab"[k % 2] / f"{k}.png")
+    torch.manual_seed(0)
+    rec = save_ensemble(RandomizedEnsemble([build("cnn", 2, 1, 8, width=4)]), tmp_path / "my rec")
+    typed = ["evaluate", str(rec), "--data", str(tmp_path / "images"), "--eps", "1/3", "--attack", "pgd1", "--quiet"]
+    assert run(*typed, "--trust-code", "--out", tmp_path / "run") == 0
+    report = build_report(load_runs([tmp_path / "run"]))
+    (command,) = report.commands
+    assert "--trust-code" in command and "--eps 1/3" in command
+    assert run(*shlex.split(command)[1:]) == 0
+    facts = dict(report.facts)
+    assert facts["ensemble"] == str(rec) and facts["ball"] == "linf eps 1/3"
 
 
 def test_bad_input(tmp_path: Path, capsys: Any) -> None:

@@ -102,6 +102,17 @@ def test_refused(data: Any, says: str) -> None:
         evaluate(ENSEMBLE, QUICK, data, BALL, progress=False)
 
 
+def test_the_device_can_be_named() -> None:
+    plain = evaluate(ENSEMBLE, QUICK, (X, Y), BALL, progress=False)
+    for device in ("cpu", torch.device("cpu"), "auto"):
+        named = evaluate(ENSEMBLE, QUICK, (X, Y), BALL, progress=False, device=device)
+        assert named.robust == plain.robust
+    member = ENSEMBLE.members[0]
+    assert evaluate(lambda x: member(x), QUICK, (X, Y), BALL, progress=False, device="cpu").complete
+    with pytest.raises(InputError, match="unknown device 'gpu'"):
+        evaluate(ENSEMBLE, QUICK, (X, Y), BALL, progress=False, device="gpu")
+
+
 def test_classes_without_names_may_be_fewer_than_the_members_know() -> None:
     """A Parquet set without names is taken to have as many classes as its largest label says."""
     ensemble, (x, y) = problem()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from runs import BALL, problem
 
 from recarc import PGD, InputError, RandomAttacker, evaluate
 from recarc.attacks import Outcome, Problem, Stage
-from recarc.evaluation import Evaluation
+from recarc.evaluation import Evaluation, Verdict
 from recarc.evaluation.intervals import wilson
 from recarc.evaluation.records import Records, from_parquet, joined, to_parquet
 
@@ -45,6 +47,43 @@ def test_figures_by_hand() -> None:
     assert result.to_json()["decided_by"] == {"clean": 0, "arc": 3, "none": 1}
     assert result.cross_robustness is None and not len(result.nan_samples)
     assert result.robust.low <= 0.25 <= result.robust.high
+
+
+def test_shares_print_as_percent_and_remain_numbers() -> None:
+    result = by_hand()
+    assert result.floor is not None and result.floor == 0.1875
+    for share, text in ((result.robust, "25.00 %"), (result.floor, "18.75 %")):
+        assert str(share).startswith(text) and repr(share).startswith(text) and f"{share}".startswith(text)
+    assert f"{result.floor:.3f}" == "0.188" and json.dumps([result.floor]) == "[0.1875]"
+    assert type(result.floor + 0.5) is float and pickle.loads(pickle.dumps(result.floor)) == 0.1875
+    assert repr(result).endswith(f"robust {result.robust}, floor 18.75 %)")
+
+
+def test_what_a_notebook_shows() -> None:
+    result = by_hand()
+    assert (
+        result.verdict == Verdict.of(result)
+        and result.gap == pytest.approx(0.0625)
+        and str(result.gap) == "6.25 points"
+    )
+    html = result._repr_html_()
+    for text in (
+        result.clean._repr_html_(),
+        result.robust._repr_html_(),
+        "18.75 %",
+        "6.25 points",
+        "member (from 0)",
+        "75.00",
+        "Open: the",
+    ):
+        assert text in html
+    result.configuration["data"] = {"name": "<script>"}
+    assert "<script>" not in result._repr_html_() and "&lt;script&gt;" in result._repr_html_()
+    assert (
+        result.robust._repr_html_() == f"<b>25.00 %</b> [{100 * result.robust.low:.2f}, {100 * result.robust.high:.2f}]"
+    )
+    bare = by_hand(alone=None)
+    assert bare.verdict is None and bare.gap is None and "floor" not in bare._repr_html_()
 
 
 def test_an_attacker_that_draws_is_averaged_exactly() -> None:

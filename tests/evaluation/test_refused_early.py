@@ -115,6 +115,34 @@ def test_what_is_no_attack(attack: Any, says: str, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def small_net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()
+
+
+def normalised(x: Tensor) -> Tensor:
+    return (x - 0.45) / 0.22
+
+
+@pytest.mark.parametrize(
+    ("change", "ball", "says"),
+    [
+        (lambda x: x.permute(0, 2, 3, 1), BALL, r"x looks like HWC images: pass x.permute\(0, 3, 1, 2\)$"),
+        (lambda x: x[:, :2], BALL, r"cannot take inputs of shape \(8, 2, 9, 9\): .*channels"),
+        (normalised, BALL, r"x looks normalised, with values in \[-2.\d+, 2.\d+\]: .* normalise inside the model"),
+        (lambda x: 255 * x, BALL, r"x looks like 8-bit images, with values in \[\S+, 25\d.*: divide it by 255"),
+        (lambda x: 1.2 * x, BALL, r"outside the box \[0.0, 1.0\]"),
+        (lambda x: x, Ball("linf", 8), r"eps 8 in linf is larger than the box \[0, 1\]: did you mean 8/255\?"),
+    ],
+)
+def test_images_and_radii_of_another_kind(tmp_path: Path, change: Any, ball: Ball, says: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.rand(8, 3, 9, 9, generator=generator), torch.arange(8) % 5
+    for data in ((change(x), y), torch.utils.data.TensorDataset(change(x), y)):
+        with pytest.raises(InputError, match=says):
+            evaluate(small_net(), QUICK, data, ball, out=tmp_path / "run", progress=False)
+        assert not (tmp_path / "run").exists()
+
+
 def test_members_that_give_no_logits_or_write_into_their_input() -> None:
     ensemble, (x, y) = problem(8)
     net, before = ensemble.members[0], x.clone()

@@ -83,6 +83,22 @@ def test_it_opens_quietly_and_fits(browser: Any, address: str, width: int, schem
         assert opened.page.locator("main h2").count() >= 6
 
 
+def test_no_tick_is_cut_off_on_a_narrow_screen(browser: Any, runs: Path, tmp_path: Path) -> None:
+    """Radii such as 8/255 are wide: those of the sweep are changed to such."""
+    swept = load_runs([runs / "over_eps"])
+    for run, eps in zip(swept, (2 / 255, 128 / 255)):
+        run.configuration["ball"]["eps"] = eps
+    page = write_page(build_report(swept), tmp_path / "page.html")
+    outside = """() => [...document.querySelectorAll("svg.plot text")].filter((text) => {
+      const [one, all] = [text.getBoundingClientRect(), text.ownerSVGElement.getBoundingClientRect()];
+      return one.left < all.left - 0.5 || one.right > all.right + 0.5;
+    }).map((text) => text.textContent)"""
+    for width in (390, 1280):
+        with Opened(browser, page.as_uri(), width) as opened:
+            assert opened.page.locator("svg.plot text", has_text="128/255").count() == 1
+            assert opened.page.evaluate(outside) == []
+
+
 def test_names_show_as_text(browser: Any, address: str) -> None:
     with Opened(browser, address) as opened:
         opened.page.locator("summary", has_text="runs").click()

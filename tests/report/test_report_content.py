@@ -33,11 +33,13 @@ from recarc.attacks import (
 from recarc.data import load
 from recarc.evaluation import Evaluation, Verdict
 from recarc.evaluation.fingerprint import describe, eps_text
+from recarc.evaluation.intervals import paired_interval
 from recarc.evaluation.masking import Signal
 from recarc.evaluation.saturation import Saturation
 from recarc.report import Report, Run, build_report, load_runs, render, write_figures, write_page, write_tables
 from recarc.report.content import _main
 from recarc.report.rescoring import _minimal
+from recarc.report.svg import RIGHT, WIDTH, Frame, _axes
 from recarc.report.writing import tables
 
 SHAPES = (("polyline", "line"), ("polygon", "band"))
@@ -83,6 +85,35 @@ def test_a_tight_run_alone_tells_of_its_stages(runs: Path) -> None:
     assert value["AdaptivePGD"] == stages["adaptive_pgd"] and value["ARC"] == stages["arc"]
     assert sum(bar.count for bar in alone.decided) == len(alone.main.evaluation)
     assert next(bar for bar in alone.reached if bar.name == "Tight").share == 1
+
+
+@pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
+def test_an_evaluation_in_memory_is_a_run() -> None:
+    data = load("digits", "test", limit=12)
+    result = evaluate(small_ensemble(), Tight("quick", steps=1), data, Ball("l2", 0.6), progress=False)
+    for given in ([result], result, [Run("mine", result)]):
+        report = build_report(given)
+        assert report.main.evaluation is result and report.verdict is not None
+        assert Verdict.of(result).sentence in render(report).replace("&#39;", "'")
+    assert build_report([result]).main.name == "in memory"
+    with pytest.raises(InputError, match=r"runs holds a str; expected evaluations or runs of load_runs\(paths\)"):
+        build_report(["runs/tight"])  # type: ignore[list-item]
+
+
+def test_members_have_the_numbers_of_the_records_and_warnings(report: Report, tmp_path: Path) -> None:
+    """From 0, as in members[0], PGD(member=0), member_0.safetensors and clean_0; headings say so."""
+    page, found = render(report), {table.name: table for table in tables(report)}
+    assert found["members"].head[0] == found["cross_robustness"].head[0] == "member (from 0)"
+    assert [row[0] for row in found["members"].rows] == ["member 0", "member 1"]
+    assert found["cross_robustness"].head[1:] == ["against 0", "against 1"]
+    assert '<th scope="col">member (from 0)</th>' in page and ">against 0<" in page and ">against 2<" not in page
+    assert "Probability of member 0" in page and "of member 1:" in page and "member 2" not in page
+    best = next(row for row in report.rows if row.name == "Best member alone")
+    assert report.main.evaluation.alone is not None
+    assert best.description == f"alpha = 1 on member {report.main.evaluation.alone.mean(1).argmax()}"
+    write_figures(report, tmp_path, ["svg"])
+    drawn = (tmp_path / "cross_robustness.svg").read_text()
+    assert "member 0" in drawn and "against 0" in drawn and "member 2" not in drawn
 
 
 def test_without_a_floor_the_page_says_that_it_is_a_bound(runs: Path) -> None:
@@ -217,6 +248,84 @@ def test_typed_commands_are_listed_once_and_runs_of_python_have_none(runs: Path)
     assert build_report([Run(name, report.main.evaluation, typed) for name in "ab"]).commands == [typed["command"]]
 
 
+def test_a_point_of_a_sweep_that_equals_a_run_is_no_second_row(runs: Path) -> None:
+    swept = load_runs([runs / "over_eps" / "eps=0.6"])
+    again = [Run(f"copy {k}", Evaluation.load(swept[0].evaluation.path or "")) for k in range(2)]
+    report = build_report([*swept, *again])
+    assert [row.name for row in report.rows].count("Tight") == 1
+    assert not any("(2)" in row.name for row in report.rows) and len(report.runs) == 3
+    assert report.rescoring is not None and [line.name for line in report.rescoring.lines].count("Tight (2)") == 0
+    again[0].evaluation.records.adversarial[0, 0, 0] += 1  # other records: another run, which stays
+    assert [row.name for row in build_report([*swept, again[0]]).rows].count("Tight (2)") == 1
+
+
+def test_runs_that_cannot_be_compared_are_named(runs: Path) -> None:
+    """Points of a sweep are in a plot; a run on other data, ensemble or ball is in nothing, which is said."""
+    report = build_report(load_runs([runs]))
+    assert not any("left out" in note for note in report.notes)
+    swept = load_runs([runs / "over_eps" / "eps=0.6"])[0]
+    other = load_runs([runs / "tight"])[0]
+    config = {**other.configuration, "members": ["a", "b"], "ball": {"norm": "l2", "eps": 0.1, "box": [0, 1]}}
+    foreign = Run("foreign", replace(other.evaluation, configuration=config), {"command": "recarc evaluate their-rec"})
+    notes = build_report([other, Run("short", swept.evaluation), foreign]).notes
+    assert "short is left out of the comparison: it has other data (digits test, 20 samples)" in notes
+    assert any(
+        note == "foreign is left out of the comparison: it has another ensemble (their-rec), another ball (l2 eps 0.1)"
+        for note in notes
+    )
+
+
+def test_an_ensemble_without_a_name_is_told_apart_by_its_members(report: Report) -> None:
+    facts = dict(report.facts)
+    assert re.fullmatch(r"unnamed \([0-9a-f]{8}\)", facts["ensemble"]) and facts["ensemble"] in render(report)
+    assert replace(report.main, environment={"command": "recarc sweep zoo:x --over eps"}).ensemble == "zoo:x"
+    assert replace(report.main, environment={"command": "recarc evaluate --eps 1 rec"}).ensemble == facts["ensemble"]
+    assert replace(report.main, environment={"command": "recarc demo"}).ensemble == facts["ensemble"]
+
+
+@pytest.mark.parametrize(("more", "clear"), [(60, True), (2, False)])
+def test_the_best_member_is_called_better_only_where_the_paired_interval_says_so(
+    report: Report, more: int, clear: bool
+) -> None:
+    """200 samples on which two members are right in turn; the first also on `more` others."""
+    bits = np.arange(200) % 2 == np.arange(2)[:, None]
+    bits[0, 1 : 2 * more : 2] = True
+    robust = np.where(bits, 0, 1)[None]
+    robust[0, 0, 1::2] = 1
+    zeros = np.zeros(200, dtype=np.int16)
+    records = replace(
+        report.main.evaluation.records,
+        index=np.arange(200),
+        labels=zeros,
+        clean=np.zeros((2, 200), dtype=np.int16),
+        adversarial=robust,
+        norms=np.zeros((1, 200)),
+        alone=bits,
+        stages={},
+        decided_by=None,
+        challenged=None,
+    )
+    evaluation = replace(report.main.evaluation, records=records, alpha=np.array([0.5, 0.5]), expected_samples=200)
+    made = build_report([Run("x", evaluation)])
+    found = made.advantage
+    assert found is not None and found.clear == clear
+    gaps = bits[0] - evaluation.robust_scores
+    assert (found.low, found.high) == pytest.approx(paired_interval(gaps)) and found.points == gaps.mean()
+    page = render(made)
+    assert ("<strong>" in page.split('id="attacks"')[0]) == clear and found.sentence in page
+    assert f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]" in found.sentence
+
+
+def test_the_last_tick_stays_in_the_picture(report: Report) -> None:
+    """Even in the largest letters of the page, those of a narrow screen; a short one stays below its point."""
+    frame = Frame(0, 8 / 255)
+    drawn = str(_axes(frame, "eps", [(0, "0"), (8 / 255, "8/255")]))
+    assert f'<text x="{WIDTH}" y="344" class="tick end">8/255</text>' in drawn
+    assert f'<text x="{WIDTH - RIGHT}.0" y="344" class="tick middle">1</text>' in str(
+        _axes(Frame(0, 1), "a", [(1, "1")])
+    )
+
+
 def run_of(attack: Attack) -> Run:
     config = {"attack": json.loads(json.dumps(describe(attack))), "ball": {"norm": "linf", "eps": 0.1, "box": None}}
     return Run("x", SimpleNamespace(configuration=config, alpha=torch.tensor([0.9, 0.1])))  # type: ignore[arg-type]
@@ -326,7 +435,9 @@ def test_bad_paths_are_one_line(tmp_path: Path, runs: Path) -> None:
     assert len(load_runs([runs, runs / "arc", runs])) == len(load_runs([runs]))
 
 
-@pytest.mark.parametrize("eps, text", [(8 / 255, "8/255"), (0.6, "0.6"), (128 / 255, "128/255"), (2.5, "2.5")])
+@pytest.mark.parametrize(
+    "eps, text", [(8 / 255, "8/255"), (0.6, "0.6"), (128 / 255, "128/255"), (2.5, "2.5"), (1 / 3, "1/3")]
+)
 def test_radii_as_people_write_them(eps: float, text: str) -> None:
     assert eps_text(eps) == text
 

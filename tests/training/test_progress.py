@@ -34,6 +34,12 @@ def test_lines_show_epoch_step_losses_validation_and_time_left() -> None:
     assert any("validation clean" in line and " attacked " in line for line in lines)
 
 
+def test_a_part_of_an_epoch_is_not_called_one() -> None:
+    lines: list[str] = []
+    small("natural", epochs=0.1, say=lines.append, changes={"validate_every": 1, "validation": 40})
+    assert any("epoch 0.1/0.1, step 2/2" in line for line in lines) and not any("epoch 1/" in line for line in lines)
+
+
 def test_tensorboard_gets_every_curve(tmp_path: Path, monkeypatch: Any) -> None:
     written: list[tuple[str, int]] = []
 

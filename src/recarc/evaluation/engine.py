@@ -30,7 +30,7 @@ from recarc.evaluation.samples import as_samples
 from recarc.evaluation.tiling import Passes, reproducible
 from recarc.geometry import Ball
 from recarc.provenance import environment
-from recarc.runtime import COARSE, Ranks, joined_ranks
+from recarc.runtime import COARSE, Ranks, device_named, joined_ranks
 
 VISIBLE_AFTER = 60  # seconds that a network file system may take to show another node's shard
 
@@ -47,6 +47,7 @@ def evaluate(
     progress: bool = True,
     save_inputs: bool = False,
     precision: str | None = None,
+    device: str | torch.device | None = None,
     shard_size: int | str = "auto",
     tile: int | str = "auto",
     callbacks: Sequence[Any] = (),
@@ -58,11 +59,15 @@ def evaluate(
     Every adversarial input is checked again (norm, box, prediction in float32); an attack that cheats raises
     `AttackViolation`. With `out`, records go to that folder shard by shard, and the same call resumes where it stopped;
     without, they exist only in the result. Under `torchrun` the shards are shared out among the ranks. `precision` is
-    that of the attack's own computations. `callbacks` (see `recarc.evaluation.Callback`) are notified when the run
+    that of the attack's own computations. `device` ("cuda", "auto", ...) is where the members are moved to; without it
+    they stay where they are. `callbacks` (see `recarc.evaluation.Callback`) are notified when the run
     starts, when a shard is done and when it ends.
     """
     ensemble, samples = as_ensemble(ensemble), as_samples(data)
-    settings = Settings(precision, batch_size, shard_size, tile, save_inputs)
+    place = None if device is None else device_named(device)
+    if place is not None:
+        ensemble.to(place)
+    settings = Settings(precision, batch_size, shard_size, tile, save_inputs, place)
     with interruptible(out), checks.collect_warnings() as warned, ExitStack() as stack:
         checks.check_modes(ensemble)
         ranks = stack.enter_context(joined_ranks())

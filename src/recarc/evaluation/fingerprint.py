@@ -294,10 +294,12 @@ def attack_text(attack: Any) -> str:
 
 
 def eps_text(eps: Any) -> str:
-    """The radius as people write it: 8/255 rather than 0.0313725."""
+    """The radius as people write it: 8/255 rather than 0.0313725, and 1/3."""
     if not isinstance(eps, (int, float)):
         return "of each sample"
-    pixels = eps * 255
-    if len(f"{eps:g}") > 5 and abs(pixels - round(pixels)) < 1e-6 and eps < 1:
-        return f"{round(pixels)}/255"
+    if len(f"{eps:g}") <= 5 or eps >= 1:
+        return f"{eps:g}"
+    for parts in (3, 255):
+        if abs(eps * parts - round(eps * parts)) < 1e-6:
+            return f"{round(eps * parts)}/{parts}"
     return f"{eps:g}"

@@ -22,7 +22,7 @@ from recarc.evaluation.resume import FirstLogits
 from recarc.evaluation.samples import Samples, TensorSamples
 from recarc.evaluation.tiling import Passes, dtype_of, input_dtype, reproducible, tiled
 from recarc.geometry import Ball
-from recarc.inputs import check_finite, check_labels, check_x, check_y
+from recarc.inputs import check_finite, check_labels, check_scale, check_x, check_y, layout_hint
 from recarc.runtime import COARSE, TILE, check_precision
 
 FIRST = 16  # samples on which members are tried
@@ -39,6 +39,7 @@ class Settings:
     shard_size: int | str = "auto"
     tile: int | str = "auto"
     save_inputs: bool = False
+    device: torch.device | None = None  # where members without parameters are called
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,13 @@ def prepare(
 ) -> Prepared:
     """Check that everything fits together; sizes left at "auto" are those of the `saved` configuration, if any."""
     x = samples.batch(np.arange(min(FIRST, len(samples))))[0]
-    device = ensemble.device_of_members() or x.device
+    device = ensemble.device_of_members() or settings.device or x.device
     precision = settings.precision
     shard = _size("shard_size", settings.shard_size, saved.get("shard_size", default_shard(device, x)))
     tile = _size("tile", settings.tile, saved.get("tile", default_tile(device, x)))
     check_ball(ball)
-    _check_radii(ball, len(samples))
+    _check_radii(ball, len(samples), x)
+    check_scale(x, ball.box)
     if precision is not None:
         check_precision(precision, device)
     check_attack(attack)
@@ -106,6 +108,7 @@ def prepare(
         x = x.to(device).float()
         logits = _first_logits(ensemble, members, x, samples)
         repeated = members.logits(x)
+    ball.take(torch.arange(len(x))).check(x)
     if isinstance(samples, TensorSamples):
         samples.check(ball)
     if hasattr(attack, "check_fit"):
@@ -134,7 +137,8 @@ def _first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: 
     try:
         _try_members(ensemble, x[:2])
     except RuntimeError as error:
-        raise InputError(f"the members cannot take inputs of shape {tuple(x.shape)}: {first_line(error)}") from None
+        why = layout_hint(x) or first_line(error)
+        raise InputError(f"the members cannot take inputs of shape {tuple(x.shape)}: {why}") from None
     logits = members.logits(x)
     classes = logits.shape[-1]
     names = getattr(samples, "classes", None)
@@ -194,9 +198,15 @@ def _takes_four(attack: Any) -> bool:
     return True
 
 
-def _check_radii(ball: Ball, count: int) -> None:
-    if isinstance(ball.eps, Tensor) and len(ball.eps) != count:
-        raise InputError(f"eps has {len(ball.eps)} values for {count} samples; give one per sample, or a single number")
+def _check_radii(ball: Ball, count: int, x: Tensor) -> None:
+    """One radius, or one per sample; of images in [0, 1] none in linf that exceeds the box."""
+    if isinstance(ball.eps, Tensor):
+        if len(ball.eps) != count:
+            raise InputError(
+                f"eps has {len(ball.eps)} values for {count} samples; give one per sample, or a single number"
+            )
+    elif ball.eps > 1 and str(ball.norm) == "linf" and ball.box == (0, 1) and x.dim() == 4:
+        raise InputError(f"eps {ball.eps:g} in linf is larger than the box [0, 1]: did you mean {ball.eps:g}/255?")
 
 
 def _size(name: str, value: int | str, default: int) -> int:

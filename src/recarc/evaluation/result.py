@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,10 +22,28 @@ from recarc.evaluation.masking import Signal
 from recarc.evaluation.records import Records, joined
 from recarc.evaluation.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from recarc.evaluation.verdict import Verdict
+
 NAMED_INDICES = 100  # of samples with NaN, in a summary
 
 
-@dataclass(frozen=True)
+class Share(float):
+    """A fraction that prints as people say it, in percent like an `Estimate`; in all else a float."""
+
+    unit = "%"
+
+    def __repr__(self) -> str:
+        return f"{100 * float(self):.2f} {self.unit}"
+
+
+class Points(Share):
+    """A difference of shares: a fraction that prints in percentage points."""
+
+    unit = "points"
+
+
+@dataclass(frozen=True, repr=False)
 class Estimate:
     """An accuracy as a fraction, with its 95 % interval; `note` qualifies it."""
 
@@ -36,9 +55,13 @@ class Estimate:
     def __float__(self) -> float:
         return self.value
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         note = f" ({self.note})" if self.note else ""
-        return f"{100 * self.value:.2f} % [{100 * self.low:.2f}, {100 * self.high:.2f}]{note}"
+        return f"{Share(self.value)} [{100 * self.low:.2f}, {100 * self.high:.2f}]{note}"
+
+    def _repr_html_(self) -> str:
+        value, rest = str(self).split(" [", 1)
+        return f"<b>{value}</b> [{escape(rest)}"
 
 
 @dataclass(eq=False, repr=False)
@@ -97,7 +120,26 @@ class Evaluation:
         return len(self.records)
 
     def __repr__(self) -> str:
-        return f"Evaluation({len(self)} samples, {len(self.alpha)} members, clean {self.clean}, robust {self.robust})"
+        floor = "" if self.floor is None else f", floor {self.floor}"
+        figures = f"clean {self.clean}, robust {self.robust}{floor}"
+        return f"Evaluation({len(self)} samples, {len(self.alpha)} members, {figures})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the figures, the verdict and the members."""
+        data = self.configuration.get("data", {}).get("name", "")
+        count = f"{len(self)} samples" if self.complete else f"{len(self)} of {self.expected_samples} samples so far"
+        facts = {"data": escape(f"{data} ({count})" if data else count), "clean accuracy": self.clean._repr_html_()}
+        facts["robust accuracy"] = self.robust._repr_html_()
+        if self.floor is not None:
+            facts["floor"] = f"{self.floor}, a gap of {self.gap}"
+        columns = {"clean_accuracy": "clean %", "robust_accuracy": "under attack %", "robust_alone": "alone %"}
+        columns = {key: title for key, title in columns.items() if key != "robust_alone" or self.alone is not None}
+        rows = [["member (from 0)", "alpha", *columns.values()]]
+        for i, member in enumerate(self._members()):
+            figures = (f"{100 * member[key]:.2f}" if key in member else "" for key in columns)
+            rows.append([str(i), f"{member['alpha']:.4g}", *figures])
+        sentence = "" if self.verdict is None else f"<p>{escape(self.verdict.sentence)}</p>"
+        return f"{_html_table([list(fact) for fact in facts.items()])}{sentence}{_html_table(rows)}"
 
     @property
     def complete(self) -> bool:
@@ -217,9 +259,21 @@ class Evaluation:
         return None if self.alone is None else rounded((self.alpha[:, None] * self.alone).sum(0))
 
     @property
-    def floor(self) -> float | None:
+    def floor(self) -> Share | None:
         """Mean of `floor_scores`: no attack gets below it by fooling members only where they were fooled alone."""
-        return None if self.floor_scores is None else float(self.floor_scores.mean())
+        return None if self.floor_scores is None else Share(self.floor_scores.mean())
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What it amounts to; None if the attack leaves no floor."""
+        from recarc.evaluation.verdict import Verdict
+
+        return None if self.alone is None else Verdict.of(self)
+
+    @property
+    def gap(self) -> Points | None:
+        """By how much the robust accuracy exceeds the floor, as a fraction; None without a floor."""
+        return None if self.verdict is None else Points(self.verdict.gap)
 
     @cached_property
     def challenge(self) -> Challenged | None:
@@ -259,7 +313,7 @@ class Evaluation:
             "clean_interval": [clean.low, clean.high],
             "robust_accuracy": robust.value,
             "robust_interval": [robust.low, robust.high],
-            "floor": self.floor,
+            "floor": None if self.floor is None else float(self.floor),
             "challenge": None if self.challenge is None else self.challenge.to_json(),
             "members": self._members(),
             "samples": len(self),
@@ -321,11 +375,16 @@ def estimate(scores: np.ndarray) -> Estimate:
     return Estimate(float(scores.mean()), *mean_interval(scores))
 
 
+def _html_table(rows: list[list[str]]) -> str:
+    cells = ("".join(f"<td>{cell}</td>" for cell in row) for row in rows)
+    return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
+
+
 def columns(evaluation: Evaluation) -> dict[str, np.ndarray]:
     """One row per sample: index, label, scores, then every member's clean and attacked prediction (-1: NaN logits).
 
-    A member of alpha 0 was not attacked alone, so its column of that is empty. If the attacker randomizes over J
-    inputs, the attacked predictions and norms are numbered by input first.
+    Members are numbered from 0: clean_0 is of members[0]. One of alpha 0 was not attacked alone, so its column of that
+    is empty. If the attacker randomizes over J inputs, the attacked predictions and norms are numbered by input first.
     """
     table = {
         "index": evaluation.records.index,

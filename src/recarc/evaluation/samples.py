@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from recarc.errors import InputError
 from recarc.geometry import Ball
-from recarc.inputs import check_finite, check_x, check_y
+from recarc.inputs import check_finite, check_scale, check_x, check_y
 
 PROBED = 32  # items of a torch data set that go into its fingerprint
 
@@ -59,6 +59,7 @@ class TensorSamples:
     def check(self, ball: Ball) -> None:
         """Check all inputs at once, since they are in memory: finite, and inside the ball's box."""
         check_finite(self.x)
+        check_scale(self.x, ball.box)
         ball.check(self.x)
 
 

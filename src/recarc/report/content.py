@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from recarc.attacks import registry
-from recarc.errors import InputError
-from recarc.evaluation.fingerprint import eps_text
-from recarc.evaluation.result import Estimate, estimate
+from recarc.evaluation.intervals import paired_interval
+from recarc.evaluation.result import Estimate, Evaluation, estimate
 from recarc.evaluation.verdict import Verdict
-from recarc.report.curves import Curve, best_member, curves
+from recarc.report.curves import Curve, best_member, curves, robust_alone
 from recarc.report.gallery import Data, Example, pictures
 from recarc.report.rescoring import Rescoring, rescoring
-from recarc.report.runs import ATTACK_OF_STAGE, BEST_MEMBER, STAGE_LABELS, Run, numbered, position, role
+from recarc.report.runs import ATTACK_OF_STAGE, BEST_MEMBER, STAGE_LABELS, Run, as_runs, numbered, position, role
 
 TITLE = "How robust is this randomized ensemble, really?"
+MEMBER = "member (from 0)"  # heads columns of members, which have their numbers in members[0] and in the records
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,30 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class Advantage:
+    """What the best member alone keeps more than the ensemble on the same samples, with a paired 95 % interval."""
+
+    best: float
+    points: float
+    low: float
+    high: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def sentence(self) -> str:
+        size = f"{100 * abs(self.points):.1f} points {'more' if self.points > 0 else 'less'} than the ensemble"
+        size = size if abs(self.points) >= 0.0005 else "as much as the ensemble"
+        kept = f"Its best member alone, without any randomness, keeps {100 * self.best:.1f} %"
+        interval = f"paired 95 % interval of the difference: [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
+        doubt = "" if self.clear else ", so these samples do not tell which is better"
+        return f"{kept}, {size} ({interval}){doubt}."
+
+
+@dataclass(frozen=True)
 class Section:
     """A section that the caller adds: trusted SVG elements, and text that is escaped like any other."""
 
@@ -91,39 +115,53 @@ class Report:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """What was evaluated, in four phrases."""
-        data, ball, eps = self.main.data, self.main.ball, self.main.eps
-        split = f" {data['split']}" if data.get("split") else ""
+        """What was evaluated, in five phrases."""
         return [
-            ("data", f"{data.get('name', 'unknown')}{split}, {len(self.main.evaluation):,} samples"),
-            ("ball", f"{ball.get('norm', '')} eps {eps_text(eps) if eps is not None else 'per sample'}"),
+            ("ensemble", self.main.ensemble),
+            ("data", self.main.data_text),
+            ("ball", self.main.ball_text),
             ("members", str(len(self.main.alpha))),
-            ("alpha", " / ".join(f"{a:.3g}" for a in self.main.alpha)),
+            ("alpha", self.main.alpha_text),
         ]
+
+    @property
+    def advantage(self) -> Advantage | None:
+        """None without a floor, whose attacks tell what a member keeps alone, and where one member is all there is."""
+        if self.main.evaluation.alone is None or (self.main.evaluation.alpha > 0).sum() < 2:
+            return None
+        best, figure = best_member(self.main)
+        gaps = robust_alone(self.main)[best] - self.main.evaluation.robust_scores
+        return Advantage(figure.value, float(gaps.mean()), *paired_interval(gaps))
 
 
 def build_report(
-    runs: Sequence[Run],
+    runs: Run | Evaluation | Sequence[Run | Evaluation],
     title: str | None = None,
     data_dir: str | Path | None = None,
     sections: Sequence[Section] = (),
     data: Data | None = None,
 ) -> Report:
-    """Combine the runs of one ensemble. The verdict is that of the largest run with a floor.
+    """Combine the runs of one ensemble, or evaluations in memory. The verdict is that of the largest with a floor.
 
     `data` is what was attacked, for the pictures: by default the data set that the runs name; pass tensors (x, y) if
     those were attacked.
     """
-    if not runs:
-        raise InputError("a report needs at least one run")
+    runs = as_runs(runs)
     main = _main(runs)
-    comparable = sorted((run for run in runs if run.problem == main.problem), key=lambda run: position(run.label))
+    comparable = sorted(_distinct(main, runs), key=lambda run: position(run.label))
+    drawn = curves(runs)
     examples, why_none = pictures(comparable, data_dir, data)
     unfinished = [run for run in runs if not run.evaluation.complete]
     notes = [why_none] if why_none else []
     notes += [
         f"{r.name} is not finished: {len(r.evaluation)} of {r.evaluation.expected_samples} samples so far"
         for r in unfinished
+    ]
+    shown = {id(run) for curve in drawn for run in curve.runs}
+    notes += [
+        f"{run.name} is left out of the comparison: it has {run.differences(main)}"
+        for run in runs
+        if run.problem != main.problem and id(run) not in shown
     ]
     notes += dict.fromkeys(f"{run.label}: {text}" for run in comparable for text in run.evaluation.warnings)
     commands = dict.fromkeys(run.command for run in comparable)
@@ -138,7 +176,7 @@ def build_report(
         matrices=[matrix for run in comparable if (matrix := _matrix(run)) is not None],
         decided=_decided(main),
         reached=_reached(comparable),
-        curves=curves(runs),
+        curves=drawn,
         rescoring=rescoring(main, comparable, runs),
         pictures=examples,
         sections=list(sections),
@@ -148,11 +186,23 @@ def build_report(
 
 
 def _main(runs: Sequence[Run]) -> Run:
-    """A run with a floor first, then the most samples, then the problem of most runs (where sweeps meet)."""
+    """A run with a floor first, then most samples, then the problem of most runs (where sweeps meet), then pictures."""
     problems = [run.problem for run in runs]
-    return max(
-        runs, key=lambda run: (run.evaluation.alone is not None, len(run.evaluation), problems.count(run.problem))
-    )
+
+    def preferred(run: Run) -> tuple[bool, int, int, bool]:
+        saved = bool(run.configuration.get("save_inputs"))
+        return run.evaluation.alone is not None, len(run.evaluation), problems.count(run.problem), saved
+
+    return max(runs, key=preferred)
+
+
+def _distinct(main: Run, runs: Sequence[Run]) -> list[Run]:
+    """The runs on the main run's problem, each outcome once; a copy with saved inputs is kept for its pictures."""
+    found = [main]
+    for run in sorted(runs, key=lambda run: not run.configuration.get("save_inputs")):
+        if run.problem == main.problem and not any(run.equals(other) for other in found):
+            found.append(run)
+    return [run for run in runs if any(run is other for other in found)]
 
 
 def _rows(main: Run, comparable: list[Run]) -> list[Row]:
@@ -165,7 +215,7 @@ def _rows(main: Run, comparable: list[Run]) -> list[Row]:
     rows = [Row("Clean", "no attack", evaluation.clean)]
     if evaluation.alone is not None:
         best, figure = best_member(main)
-        rows.append(Row(BEST_MEMBER, f"alpha = 1 on member {best + 1}", figure))
+        rows.append(Row(BEST_MEMBER, f"alpha = 1 on member {best}", figure))
     for name in sorted(attacks, key=position):
         figure, label = attacks[name]
         rows.append(Row(name, registry.help_of(label) or "an attack", figure, 100 * (figure.value - strongest)))

@@ -53,6 +53,7 @@ class Curve:
     label: str
     about: str
     series: list[Series]
+    runs: list[Run] = field(default_factory=list)
 
     @property
     def xs(self) -> list[float]:
@@ -125,9 +126,11 @@ def _curve(axis: str, group: list[Run]) -> Curve | None:
         one.points.sort(key=lambda point: point.x)
         if one.constant:
             one.points = [Point(x, one.points[0].estimate) for x in (xs[0], xs[-1])]
-    first = moving[0][0]
+    shown = [run for runs in [*moving, *constant] for run in runs]
+    first = shown[0]
     label = f"{AXES[axis]} ({first.ball.get('norm')})" if axis == "eps" else AXES[axis]
-    return Curve(axis, label, _about(first, axis), sorted(series.values(), key=lambda s: position(s.name)))
+    ordered = sorted(series.values(), key=lambda s: position(s.name))
+    return Curve(axis, label, _about(first, axis), ordered, shown)
 
 
 def _add(series: dict[str, Series], x: float | None, figures: dict[str, Estimate]) -> None:
@@ -167,9 +170,9 @@ def robust_alone(run: Run) -> np.ndarray:
 
 
 def _about(run: Run, axis: str) -> str:
-    parts = [f"{run.data.get('name')}, {len(run.evaluation):,} samples"]
+    parts = [run.data_text]
     if axis != "eps" and run.eps is not None:
-        parts.append(f"{run.ball.get('norm')} eps {eps_text(run.eps)}")
+        parts.append(run.ball_text)
     if axis not in ("alpha", "size"):
-        parts.append("alpha " + " / ".join(f"{a:.3g}" for a in run.alpha))
+        parts.append(f"alpha {run.alpha_text}")
     return ", ".join(parts)

@@ -126,8 +126,8 @@ def matrix_figure(matrix: Matrix) -> Figure:
             colour = "white" if value > 0.65 else "#1b2330"
             axes.text(j, i, f"{100 * value:.1f}", ha="center", va="center", color=colour)
     axes.set(xticks=range(len(matrix.columns)), yticks=range(len(matrix.values)))
-    axes.set_xticklabels([f"against {j + 1}" for j in matrix.columns])
-    axes.set_yticklabels([f"member {i + 1}" for i in range(len(matrix.values))])
+    axes.set_xticklabels([f"against {j}" for j in matrix.columns])
+    axes.set_yticklabels([f"member {i}" for i in range(len(matrix.values))])
     axes.grid(visible=False)
     figure.colorbar(shown, ax=axes, shrink=0.8, label="accuracy")
     return figure

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from recarc.attacks import registry
 from recarc.errors import InputError
-from recarc.evaluation.fingerprint import Json, canonical
+from recarc.evaluation.fingerprint import Json, canonical, eps_text, fingerprint
 from recarc.evaluation.result import Evaluation
 from recarc.evaluation.run_folder import RUN, RunFolder
 
@@ -98,6 +100,43 @@ class Run:
         """The problem at any alpha: a perturbation found in one such run is allowed in another."""
         return self._identity("ball", "members", "data")
 
+    @property
+    def ensemble(self) -> str:
+        """As it was typed; where that is not known, such as in Python, what tells its members from others."""
+        typed = re.match(r"recarc (?:evaluate|sweep) (?:'([^']+)'|([^-\s'\"]\S*))", self.command)
+        if typed is not None:
+            return typed[1] or typed[2]
+        return f"unnamed ({fingerprint(self.configuration.get('members'))[:8]})"
+
+    @property
+    def data_text(self) -> str:
+        split = f" {self.data['split']}" if self.data.get("split") else ""
+        return f"{self.data.get('name', 'unknown')}{split}, {len(self.evaluation):,} samples"
+
+    @property
+    def ball_text(self) -> str:
+        return f"{self.ball.get('norm', '')} eps {eps_text(self.eps) if self.eps is not None else 'per sample'}"
+
+    @property
+    def alpha_text(self) -> str:
+        return " / ".join(f"{a:.3g}" for a in self.alpha)
+
+    def differences(self, other: Run) -> str:
+        """What keeps this run from being compared with another, and what it is here."""
+        parts = {
+            "data": f"other data ({self.data_text})",
+            "members": f"another ensemble ({self.ensemble})",
+            "ball": f"another ball ({self.ball_text})",
+            "alpha": f"another alpha ({self.alpha_text})",
+        }
+        return ", ".join(text for key, text in parts.items() if self._identity(key) != other._identity(key))
+
+    def equals(self, other: Run) -> bool:
+        """Whether it is the same attack on the same problem with the same outcome, such as a point of a sweep."""
+        one, two = (run._identity("ball", "alpha", "members", "data", "attack", "precision") for run in (self, other))
+        mine, theirs = (run.evaluation.adversarial_predictions for run in (self, other))
+        return one == two and np.array_equal(mine, theirs)
+
     def _identity(self, *keys: str) -> str:
         return canonical({key: self.configuration.get(key) for key in keys})
 
@@ -118,6 +157,17 @@ def load_runs(paths: Sequence[str | Path]) -> list[Run]:
     if not runs:
         raise InputError("no runs were given; name at least one run folder")
     return list(runs.values())
+
+
+def as_runs(given: Run | Evaluation | Sequence[Run | Evaluation]) -> list[Run]:
+    """Runs as they are, and evaluations by the name of their folder."""
+    items = [given] if isinstance(given, (Run, Evaluation)) else list(given)
+    if not items:
+        raise InputError("a report needs at least one run")
+    for item in items:
+        if not isinstance(item, (Run, Evaluation)):
+            raise InputError(f"runs holds a {type(item).__name__}; expected evaluations or runs of load_runs(paths)")
+    return [run if isinstance(run, Run) else Run(run.path.name if run.path else "in memory", run) for run in items]
 
 
 def _folders(path: Path) -> list[tuple[Path, str]]:

@@ -18,6 +18,7 @@ WIDTH, HEIGHT, LOW = 560, 380, 190
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 16, 58
 MARKS = ("circle", "square", "diamond", "triangle", "cross", "ring", "bar")
 DASHES = {"floor": "2 4", "clean": "7 4", "best": "10 3 2 3"}
+WIDEST = 12  # of a letter of a tick, on a narrow screen
 STEPS = 40  # segments of the re-scored worst case
 
 
@@ -54,7 +55,7 @@ def rescoring_svg(bounds: Rescoring) -> Markup:
     frame = Frame(0.0, 1.0)
     grid = [k / STEPS for k in range(STEPS + 1)]
     worst = [(frame.x(a), frame.y(bounds.worst((a, 1 - a)))) for a in grid]
-    parts = [_axes(frame, "sampling probability of member 1", [(a, f"{a:g}") for a in (0, 0.25, 0.5, 0.75, 1)])]
+    parts = [_axes(frame, "sampling probability of member 0", [(a, f"{a:g}") for a in (0, 0.25, 0.5, 0.75, 1)])]
     floor = next((line for line in bounds.lines if line.role == "floor"), None)
     if floor is not None:
         below = [(frame.x(a), frame.y(floor.at((a, 1 - a)))) for a in reversed(grid)]
@@ -69,7 +70,7 @@ def rescoring_svg(bounds: Rescoring) -> Markup:
             '<line id="alpha-cursor" class="cursor" x1="{x}" x2="{x}" y1="{}" y2="{}" data-left="{}" data-span="{}"/>'
         ).format(TOP, HEIGHT - BOTTOM, frame.x(0), frame.x(1) - frame.x(0), x=round(x, 2))
     )
-    about = "Upper bounds on the robust accuracy, and its floor, against the sampling probability of member 1."
+    about = "Upper bounds on the robust accuracy, and its floor, against the sampling probability of member 0."
     return _picture(Markup("").join(parts), "rescoring", about)
 
 
@@ -116,11 +117,12 @@ def _axes(frame: Frame, label: str, ticks: Sequence[tuple[float, str]]) -> Marku
                 '<line class="grid" x1="{}" x2="{}" y1="{y}" y2="{y}"/><text x="{}" y="{}" class="tick end">{}</text>'
             ).format(LEFT, WIDTH - RIGHT, LEFT - 8, y + 5, percent, y=round(y, 1))
         )
-    for x, text in ticks:
+    for value, text in ticks:
+        x, place = round(frame.x(value), 1), "middle"
+        if x + WIDEST * len(text) / 2 > WIDTH:  # it would be cut off on a narrow screen, where letters are larger
+            x, place = WIDTH, "end"
         parts.append(
-            Markup('<text x="{}" y="{}" class="tick middle">{}</text>').format(
-                round(frame.x(x), 1), HEIGHT - BOTTOM + 22, text
-            )
+            Markup('<text x="{}" y="{}" class="tick {}">{}</text>').format(x, HEIGHT - BOTTOM + 22, place, text)
         )
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(Markup('<text x="{}" y="{}" class="label middle">{}</text>').format(middle, HEIGHT - 10, label))

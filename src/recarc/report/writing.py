@@ -18,7 +18,7 @@ from markupsafe import Markup
 from recarc.atomic import write_all
 from recarc.errors import InputError
 from recarc.evaluation.fingerprint import attack_text, eps_text
-from recarc.report.content import Report
+from recarc.report.content import MEMBER, Report
 from recarc.report.curves import Curve
 from recarc.report.gallery import colours, data_uri
 from recarc.report.svg import curve_svg, legend_mark, rescoring_svg, saturation_svg
@@ -70,6 +70,7 @@ def render(report: Report) -> str:
         "trusted": Markup,
         "asset": lambda name: Markup(_asset(environment, name)),
         "attack_text": attack_text,
+        "MEMBER": MEMBER,
     }
     return environment.get_template("page.html").render(r=report)
 
@@ -132,14 +133,14 @@ def tables(report: Report) -> list[Table]:
     head = ["attack", "accuracy (%)", "95 % interval", "overestimates by"]
     made = [Table("attacks", f"Expected accuracy; {facts}", head, rows)]
     members = [
-        [f"member {m.index + 1}", f"{m.alpha:.3g}", _percent(m.clean), _percent(m.alone), _percent(m.attacked)]
+        [f"member {m.index}", f"{m.alpha:.3g}", _percent(m.clean), _percent(m.alone), _percent(m.attacked)]
         for m in report.members
     ]
-    head = ["member", "alpha", "clean (%)", "alone (%)", f"on {report.main.label}'s inputs (%)"]
+    head = [MEMBER, "alpha", "clean (%)", "alone (%)", f"on {report.main.label}'s inputs (%)"]
     made.append(Table("members", f"Members; {facts}", head, members))
     for name, matrix in zip(file_names("cross_robustness", [""] * len(report.matrices)), report.matrices):
-        head = ["member", *(f"against {j + 1}" for j in matrix.columns)]
-        rows = [[f"member {i + 1}", *map(_percent, values)] for i, values in enumerate(matrix.values)]
+        head = [MEMBER, *(f"against {j}" for j in matrix.columns)]
+        rows = [[f"member {i}", *map(_percent, values)] for i, values in enumerate(matrix.values)]
         made.append(Table(name, f"Cross-robustness ({matrix.run}); {facts}", head, rows))
     for name, curve in zip(file_names("sweep", [curve.axis for curve in report.curves]), report.curves):
         made.append(_curve_table(name, curve))
