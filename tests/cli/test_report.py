@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from markupsafe import escape
 from recarc import AdaptivePGD, Ball, RandomizedEnsemble, evaluate, save_ensemble
 from recarc.attacks import Tight
 from recarc.cli import app as program
+from recarc.cli.output import print_entry, print_table
 from recarc.data import load
 from recarc.models import build
 
@@ -61,6 +64,29 @@ def test_the_command_on_the_page_is_the_one_that_was_typed(tmp_path: Path) -> No
     assert run(*typed) == 0
     assert run("report", tmp_path / "run", "--out", tmp_path / "page.html") == 0
     assert escape(shlex.join(["recarc", *typed])) in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_names_never_reach_the_terminal_raw(folder: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    from recarc.evaluation import Verdict
+
+    odd = "\x1b[2J\nrobust accuracy 99.00 %\r[red]"
+    found = Verdict.of
+    monkeypatch.setattr(Verdict, "of", lambda *runs: replace(found(*runs), sentence=odd))
+    place = tmp_path / odd.replace("\n", "\x0b")
+    for command in (["report", folder, "--out", place], ["show", folder / "tight"]):
+        assert run(*command) == 0
+        printed = capsys.readouterr().out
+        assert r"\x1b[2J\nrobust accuracy 99.00 %\r[red]" in printed
+        assert all(c.isprintable() or c == "\n" for c in printed)
+    print_entry(odd, odd, odd)
+    print_table([odd], [[odd]], odd)
+    assert all(c.isprintable() or c == "\n" for c in capsys.readouterr().out)
+
+
+def test_commands_print_through_one_place() -> None:
+    for file in Path(program.__file__).parent.glob("*.py"):
+        if file.name != "output.py":
+            assert not re.search(r"(?<![\w.])(?<!def )print\(", file.read_text(encoding="utf-8")), file
 
 
 def test_bad_input(tmp_path: Path, capsys: Any) -> None:

@@ -311,6 +311,10 @@ def test_latex_and_markdown_of_odd_names(report: Report) -> None:
     table.rows[0][0] = "50 % & more_or | less <b>"
     assert r"50 \% \& more\_or | less \textless{}b\textgreater{}" in table.latex()
     assert r"50 % & more_or \| less &lt;b>" in table.markdown()
+    table.rows[0][0] = "a\n\\input{secret}\r\x1b[2J ![x](http://a.b/c) \\| `"
+    odd = replace(table, caption="a\n\\input{secret}\u2028b ![x](http://a.b/c)")
+    assert not any(line.startswith("\\input") or "\x1b" in line for line in odd.latex().splitlines())
+    assert len(odd.markdown().splitlines()) == len(table.rows) + 4 and not re.search(r"(?<!\\)\[", odd.markdown())
 
 
 def test_bad_paths_are_one_line(tmp_path: Path, runs: Path) -> None:

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from recarc.cli import options
-from recarc.cli.output import print_evaluation, print_json, summary
-from recarc.errors import printable
+from recarc.cli.output import print_evaluation, print_json, print_line, summary
 
 
 def report(
@@ -41,13 +40,15 @@ def report(
         print_json({"page": str(page), "runs": len(content.runs), "attacks": rows, "verdict": verdict, **files})
         return
     if content.verdict is not None:
-        print("; ".join(f"{name} {value}" for name, value in content.facts))
-        print(content.verdict.sentence)
+        print_line("; ".join(f"{name} {value}" for name, value in content.facts))
+        print_line(content.verdict.sentence)
     for note in content.notes:
-        print(note)
-    print(f"{page}: {counted(len(content.runs), 'run')}, {page.stat().st_size / 1024:.0f} kB; open it in a browser")
+        print_line(note)
+    print_line(
+        f"{page}: {counted(len(content.runs), 'run')}, {page.stat().st_size / 1024:.0f} kB; open it in a browser"
+    )
     if drawn or written:
-        print(f"{counted(len(drawn), 'figure')} and {counted(len(written), 'table')}")
+        print_line(f"{counted(len(drawn), 'figure')} and {counted(len(written), 'table')}")
 
 
 def show(
@@ -72,9 +73,9 @@ def show(
         return
     print_evaluation(result)
     for text in result.warnings:
-        print(f"warning: {printable(text)}")
+        print_line(f"warning: {text}")
     if rescored is not None:
-        print(f"at alpha {alpha}: {rescored}")
+        print_line(f"at alpha {alpha}: {rescored}")
 
 
 def theory(
@@ -93,5 +94,7 @@ def theory(
         print_json({"picture": str(picture), "expected_accuracy": accuracies})
         return
     for title, accuracy in accuracies.items():
-        print(f"{title}: expected accuracy after " + ", ".join(f"{k} {100 * v:.0f} %" for k, v in accuracy.items()))
-    print(f"drawn in {picture}")
+        print_line(
+            f"{title}: expected accuracy after " + ", ".join(f"{k} {100 * v:.0f} %" for k, v in accuracy.items())
+        )
+    print_line(f"drawn in {picture}")
