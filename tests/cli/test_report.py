@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shlex
 from dataclasses import replace
@@ -64,6 +66,25 @@ def test_the_command_on_the_page_is_the_one_that_was_typed(tmp_path: Path) -> No
     assert run(*typed) == 0
     assert run("report", tmp_path / "run", "--out", tmp_path / "page.html") == 0
     assert escape(shlex.join(["recarc", *typed])) in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_full_disk_leaves_what_was_there(folder: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    """Whichever of the files the disk has no room for, none of them is new and none is left over."""
+    out = tmp_path / "page.html"
+    out.write_text("before")
+    sync, room = os.fsync, iter(range(4))
+
+    def fill(file: int) -> None:
+        if next(room, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", fill)
+    options = ["--out", out, "--tables", tmp_path / "tables", "--figures", tmp_path / "figures"]
+    assert run("report", folder / "tight", *options) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "No space left" in error
+    assert out.read_text() == "before" and [f for f in tmp_path.rglob("*") if f.is_file()] == [out]
 
 
 def test_names_never_reach_the_terminal_raw(folder: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:

@@ -26,13 +26,15 @@ def report(
 
     Pictures need runs made with --save-inputs.
     """
-    from recarc.report import build_report, load_runs, write_figures, write_page, write_tables
+    from recarc.report import build_report, load_runs, render
+    from recarc.report.figures import figure_files
+    from recarc.report.writing import table_files, write_files
     from recarc.training.progress import counted
 
     content = build_report(load_runs(run), title, data_dir)
-    page = write_page(content, out)
-    drawn = [] if figures is None else write_figures(content, figures)
-    written = [] if tables is None else write_tables(content, tables)
+    drawn = {} if figures is None else figure_files(content, figures)
+    written = {} if tables is None else table_files(content, tables)
+    page, *_ = write_files({out: render(content).encode(), **drawn, **written})  # all of them or none
     if json_:
         verdict = None if content.verdict is None else content.verdict.to_json()
         rows = {row.name: row.estimate.value for row in content.rows}

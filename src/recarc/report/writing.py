@@ -157,9 +157,13 @@ def tables(report: Report) -> list[Table]:
 
 def write_tables(report: Report, folder: str | Path) -> list[Path]:
     """attacks.tex, attacks.md, ... into a folder."""
+    return write_files(table_files(report, folder))
+
+
+def table_files(report: Report, folder: str | Path) -> dict[Path, bytes]:
     made = tables(report)
     texts = {f"{t.name}.tex": t.latex() for t in made} | {f"{t.name}.md": t.markdown() for t in made}
-    return write_files({Path(folder) / name: text.encode() for name, text in texts.items()})
+    return {Path(folder) / name: text.encode() for name, text in texts.items()}
 
 
 def _curve_table(name: str, curve: Curve) -> Table:
