@@ -92,16 +92,17 @@ class Entry:
         return images, labels
 
 
-def lookup(name: str, split: str, key: str) -> Entry | None:
-    """The entry made from exactly these source files, if it is complete."""
+def lookup(name: str, split: str, key: str, verify: bool = True) -> Entry | None:
+    """The entry made from exactly these source files, if it is whole; without `verify`, also a damaged one."""
     entry = _read(_path(name, split, key))
-    return entry if entry and entry.key == key and entry.intact() else None
+    return entry if entry and entry.key == key and (not verify or entry.intact()) else None
 
 
-def newest(name: str, split: str, count: int) -> Entry | None:
-    """The newest complete entry of the official size, whatever it was made from."""
+def newest(name: str, split: str, count: int, verify: bool = True) -> Entry | None:
+    """The newest whole entry of the official size, whatever it was made from; without `verify`, also a damaged one."""
     entries = [_read(path) for path in cache_root().glob(f"{_stem(name, split)}-*.json")]
-    good = [e for e in entries if e and (e.name, e.split, e.shape[0]) == (name, split, count) and e.intact()]
+    found = [e for e in entries if e and (e.name, e.split, e.shape[0]) == (name, split, count)]
+    good = [e for e in found if not verify or e.intact()]
     return max(good, key=lambda entry: entry.created, default=None)
 
 
