@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test paper bench peers docs browser lint format clean
+.PHONY: demo test fuzz paper bench peers docs browser lint format clean
 
 demo: $(STAMP)
 	$(BIN)/recarc demo
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 -rs
+
+# Mutated files for every reader, e.g. `make fuzz N=10000`; FROM is the first seed.
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py $(or $(N),1000) $(FROM)
 
 # A table or figure of the paper, e.g. `make paper ITEM=table1 OPTIONS="--limit 100"`; without ITEM, the list of them.
 paper: $(STAMP)

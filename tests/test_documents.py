@@ -109,3 +109,8 @@ def test_versions_with_known_holes_in_what_is_promised_safe_are_not_accepted(pac
     text = (ROOT / "pyproject.toml").read_text()
     (lowest,) = re.findall(rf'"{package}>=([\d.]+)', text)
     assert [int(n) for n in lowest.split(".")] > [int(n) for n in broken.split(".")]
+
+
+def test_the_threat_model_is_linked_and_packaged() -> None:
+    assert (ROOT / "SECURITY.md").is_file()
+    assert "(SECURITY.md)" in (ROOT / "README.md").read_text() and "SECURITY.md" in (ROOT / "MANIFEST.in").read_text()

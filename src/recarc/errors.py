@@ -43,3 +43,11 @@ def first_line(error: BaseException) -> str:
 def printable(text: object) -> str:
     """Text for one line of a terminal: control characters, by which a name could fake another line, are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))
+
+
+def spreadsheet_cell(value: object) -> object:
+    """A cell of a CSV file: text that a spreadsheet would run as a formula is marked as text by an apostrophe."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) else text

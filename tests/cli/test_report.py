@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from PIL import Image
 from recarc import AdaptivePGD, Ball, RandomizedEnsemble, evaluate, save_ensemble
 from recarc.attacks import Tight
 from recarc.cli import app as program
+from recarc.cli.output import print_entry, print_table
 from recarc.data import load
 from recarc.models import build
 from recarc.report import build_report, load_runs
@@ -82,6 +87,48 @@ def test_the_command_on_the_page_runs_again_and_names_the_ensemble(tmp_path: Pat
     assert run(*shlex.split(command)[1:]) == 0
     facts = dict(report.facts)
     assert facts["ensemble"] == str(rec) and facts["ball"] == "linf eps 1/3"
+
+
+def test_a_full_disk_leaves_what_was_there(folder: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    """Whichever of the files the disk has no room for, none of them is new and none is left over."""
+    out = tmp_path / "page.html"
+    out.write_text("before")
+    sync, room = os.fsync, iter(range(4))
+
+    def fill(file: int) -> None:
+        if next(room, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", fill)
+    options = ["--out", out, "--tables", tmp_path / "tables", "--figures", tmp_path / "figures"]
+    assert run("report", folder / "tight", *options) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "No space left" in error
+    assert out.read_text() == "before" and [f for f in tmp_path.rglob("*") if f.is_file()] == [out]
+
+
+def test_names_never_reach_the_terminal_raw(folder: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    from recarc.evaluation import Verdict
+
+    odd = "\x1b[2J\nrobust accuracy 99.00 %\r[red]"
+    found = Verdict.of
+    monkeypatch.setattr(Verdict, "of", lambda *runs: replace(found(*runs), sentence=odd))
+    place = tmp_path / odd.replace("\n", "\x0b")
+    for command in (["report", folder, "--out", place], ["show", folder / "tight"]):
+        assert run(*command) == 0
+        printed = capsys.readouterr().out
+        assert r"\x1b[2J\nrobust accuracy 99.00 %\r[red]" in printed
+        assert all(c.isprintable() or c == "\n" for c in printed)
+    print_entry(odd, odd, odd)
+    print_table([odd], [[odd]], odd)
+    assert all(c.isprintable() or c == "\n" for c in capsys.readouterr().out)
+
+
+def test_commands_print_through_one_place() -> None:
+    for file in Path(program.__file__).parent.glob("*.py"):
+        if file.name != "output.py":
+            assert not re.search(r"(?<![\w.])(?<!def )print\(", file.read_text(encoding="utf-8")), file
 
 
 def test_bad_input(tmp_path: Path, capsys: Any) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import data_files as files
 import numpy as np
@@ -86,6 +87,19 @@ def test_damaged_header_is_noticed_and_made_anew(folder: Path, damage: str) -> N
     again = load("cifar10", data_dir=folder)
     assert again.classes == first.classes and again.shape == first.shape
     assert json.loads(header.read_text())["checksum"] == content["checksum"]
+
+
+def test_bytes_that_changed_under_the_same_time_stamp_are_noticed(folder: Path, monkeypatch: Any) -> None:
+    first = load("cifar10", data_dir=folder)
+    pixels, (_, body) = np.array(first.images), entries(folder)
+    raw, stat = body.read_bytes(), body.stat()
+    body.unlink()
+    body.write_bytes(b"\0\1\2\3" + raw[4:])
+    os.utime(body, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with monkeypatch.context() as large:
+        large.setattr(cache, "ALWAYS_VERIFIED", 0)
+        assert not np.array_equal(load("cifar10", data_dir=folder).images, pixels), "what `recarc data check` is for"
+    assert np.array_equal(load("cifar10", data_dir=folder).images, pixels) and body.read_bytes() == raw
 
 
 def test_a_copied_cache_is_checked_once_and_trusted_again(folder: Path) -> None:

@@ -209,7 +209,7 @@ def test_check_counts_and_statistics(tmp_path: Path, small_official: None) -> No
     assert not bad.ok and any("official number is 20" in f.detail for f in bad.findings if not f.ok)
 
 
-def test_check_finds_what_load_does_not_look_at(tmp_path: Path, small_official: None) -> None:
+def test_check_tells_of_a_damaged_cache(tmp_path: Path, small_official: None) -> None:
     files.write_parquet(tmp_path / "cifar10/test.parquet", *files.some_images(10))
     first = load("cifar10", data_dir=tmp_path)
     (body,) = (tmp_path / "cache/data").glob("*.bin")

@@ -40,6 +40,17 @@ def test_csv_says_nothing_of_a_member_that_was_not_attacked(tmp_path: Path) -> N
     assert {row["robust_alone_0"] for row in rows} <= {"True", "False"}
 
 
+def test_csv_holds_no_formulas_and_no_control_characters(tmp_path: Path, monkeypatch: Any) -> None:
+    ensemble, data = problem(4)
+    result = evaluate(ensemble, Tight("quick"), data, BALL, progress=False)
+    names = ["=cmd|'/C calc'!A0", "\t=1+1", "@SUM(1)", "a\r\nb\x1b[2J", "-1", " +1"]
+    for name in names:
+        monkeypatch.setattr(Evaluation, "stages", {name: None})
+        monkeypatch.setattr(Evaluation, "decided_by", np.zeros(4, np.int8))
+        (cell,) = {row["decided_by"] for row in rows_of(result.to_csv(tmp_path / "samples.csv"))}
+        assert cell.isprintable() and cell.lstrip()[0] not in "=+-@\t", cell
+
+
 def test_csv_of_an_attacker_that_draws(tmp_path: Path) -> None:
     ensemble, data = problem(6)
     result = evaluate(ensemble, RandomAttacker(PGD(steps=2)), data, BALL, progress=False)

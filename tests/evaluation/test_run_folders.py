@@ -334,3 +334,23 @@ def test_two_writers_do_not_share_a_folder(run: Path) -> None:
         holder.kill()
         holder.wait()
     again(run)
+
+
+@pytest.mark.parametrize("change", [{"seconds": "1"}, {"seconds": {}}, {"forward": []}, {"backward": 1e308}, None])
+def test_a_shard_of_an_absurd_cost_is_damaged(tmp_path: Path, change: dict[str, object] | None) -> None:
+    ensemble, data = problem(8)
+    evaluate(ensemble, QUICK, data, BALL, out=tmp_path, shard_size=4, progress=False)
+    side = tmp_path / "shard-00001.json"
+    content = json.loads(side.read_text())
+    side.write_text(json.dumps({"sha256": content["sha256"]} if change is None else {**content, **change}))
+    with pytest.raises(InputError, match=r"shard-00001.parquet is damaged"):
+        Evaluation.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"warnings": 3}', '{"signals": [1]}', '{"signals": [{"member": "x"}]}', "[]", "{"])
+def test_a_damaged_summary_is_named(tmp_path: Path, text: str) -> None:
+    """Not taken for one without warnings: they may be what the reader has to know."""
+    ensemble, data = problem(4)
+    evaluate(ensemble, QUICK, data, BALL, out=tmp_path, progress=False)
+    (tmp_path / "summary.json").write_text(text)
+    assert any("summary.json is damaged" in warning for warning in Evaluation.load(tmp_path).warnings)

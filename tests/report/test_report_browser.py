@@ -106,6 +106,19 @@ def test_names_show_as_text(browser: Any, address: str) -> None:
         assert SCRIPT in opened.page.title()
 
 
+def test_only_its_own_script_and_style_are_run(browser: Any, runs: Path, tmp_path: Path) -> None:
+    page = write_page(build_report(load_runs([runs / "arc"])), tmp_path / "report.html")
+    text, foreign = page.read_text(encoding="utf-8"), "<style>h1 { display: none }</style>"
+    foreign += "<script>document.title = 'taken'</script><img src='data:,' onerror='document.title = 1'>"
+    page.write_text(text.replace("<main>", f"<main>{foreign}"), encoding="utf-8")
+    opened = Opened(browser, page.as_uri())
+    opened.page.wait_for_timeout(200)
+    assert opened.page.title() == build_report(load_runs([runs / "arc"])).title
+    assert opened.page.locator("h1").is_visible()
+    assert len([p for p in opened.problems if "Content Security Policy" in p]) == 3 == len(opened.problems)
+    opened.context.close()
+
+
 @pytest.mark.parametrize("first", [0.0, 0.25, 0.5, 1.0])
 def test_the_slider_shows_what_python_computes(browser: Any, address: str, runs: Path, first: float) -> None:
     with Opened(browser, address) as opened:

@@ -223,6 +223,21 @@ def test_pictures_are_the_inputs_that_were_kept(report: Report) -> None:
             assert len(outcome.answers) == 2 and np.abs(outcome.perturbation).max() <= 1
 
 
+def test_pictures_of_damaged_inputs_are_not_shown(tmp_path: Path) -> None:
+    ensemble, data = small_ensemble(), load("digits", "test", limit=12)
+    for name, attack in (("one", PGD(steps=1)), ("two", PGD(steps=2))):
+        evaluate(ensemble, attack, data, Ball("l2", 0.6), out=tmp_path / name, save_inputs=True, progress=False)
+    (file,) = (tmp_path / "one").glob("*.inputs.safetensors")
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 64
+    file.write_bytes(raw)
+    found = build_report(load_runs([tmp_path]))
+    assert {len(example.outcomes) for example in found.pictures} == {1}
+    assert "one are damaged (the checksum of its inputs differs)" in found.notes[0]
+    alone = build_report(load_runs([tmp_path / "one"]))
+    assert not alone.pictures and alone.notes[0].startswith("no pictures: the inputs of one are damaged")
+
+
 def test_names_are_text(report: Report) -> None:
     page = render(report)
     assert SCRIPT not in page and "&lt;script&gt;alert(1)&lt;/script&gt;" in page
@@ -420,6 +435,10 @@ def test_latex_and_markdown_of_odd_names(report: Report) -> None:
     table.rows[0][0] = "50 % & more_or | less <b>"
     assert r"50 \% \& more\_or | less \textless{}b\textgreater{}" in table.latex()
     assert r"50 % & more_or \| less &lt;b>" in table.markdown()
+    table.rows[0][0] = "a\n\\input{secret}\r\x1b[2J ![x](http://a.b/c) \\| `"
+    odd = replace(table, caption="a\n\\input{secret}\u2028b ![x](http://a.b/c)")
+    assert not any(line.startswith("\\input") or "\x1b" in line for line in odd.latex().splitlines())
+    assert len(odd.markdown().splitlines()) == len(table.rows) + 4 and not re.search(r"(?<!\\)\[", odd.markdown())
 
 
 def test_bad_paths_are_one_line(tmp_path: Path, runs: Path) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from recarc.cli import options
 from recarc.cli.options import number
-from recarc.cli.output import joined, percent, print_json, print_note, print_table
+from recarc.cli.output import joined, percent, print_json, print_line, print_note, print_table
 from recarc.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -239,16 +239,16 @@ class _Report:
             interval = f"{percent(e.low)} to {percent(e.high)}"
             cells.append([choice.method, joined(choice.alpha), percent(choice.believed), percent(e.value), interval])
         print_table(["method", "alpha", "own estimate %", "worst of all attacks %", "95 % interval"], cells)
-        print(f"Chosen on {self.chosen_on}; scored on {self.scored_on}.")
+        print_line(f"Chosen on {self.chosen_on}; scored on {self.scored_on}.")
         best = self._accuracy(self.best)
-        print(
+        print_line(
             f"Best: alpha = ({joined(self.best.alpha, 4)}) by {self.best.method}, {percent(best.value)} % "
             f"[{percent(best.low)}, {percent(best.high)}] under the worst attack seen."
         )
-        print(self.gain.sentence)
+        print_line(self.gain.sentence)
         if self.two is not None:
-            print(self.two.identity(self.best.alpha[0]))
-            print(self.two.sentence)
+            print_line(self.two.identity(self.best.alpha[0]))
+            print_line(self.two.sentence)
 
     def _accuracy(self, choice: Choice) -> Estimate:
         from recarc.evaluation.result import estimate

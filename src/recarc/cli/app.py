@@ -21,7 +21,7 @@ from recarc.cli.data import data
 from recarc.cli.demo import demo
 from recarc.cli.ensembles import import_, zoo
 from recarc.cli.evaluate import evaluate
-from recarc.cli.output import print_note
+from recarc.cli.output import print_line, print_note
 from recarc.cli.report import report, show, theory
 from recarc.cli.sweep import sweep
 from recarc.cli.train import train
@@ -91,7 +91,7 @@ def sigterm_interrupts() -> Iterator[None]:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"recarc {recarc.__version__}")
+        print_line(f"recarc {recarc.__version__}")
         raise typer.Exit
 
 

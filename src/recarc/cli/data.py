@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from recarc.cli.options import DataDirOption, JsonOption
-from recarc.cli.output import print_entry, print_json
+from recarc.cli.output import print_entry, print_json, print_line
 
 data = typer.Typer(name="data", help="Image sets: list them, make them ready to use, check them.", no_args_is_help=True)
 
@@ -49,7 +49,7 @@ def get(
         print_json({"sets": [{"name": s.name, "split": s.split, "images": len(s)} for s in sets]})
         return
     for images in sets:
-        print(f"{images.name} {images.split}: {len(images)} images, {len(images.classes)} classes")
+        print_line(f"{images.name} {images.split}: {len(images)} images, {len(images.classes)} classes")
 
 
 @data.command()
@@ -69,6 +69,6 @@ def check(
         print_json({"name": result.name, "ok": result.ok, "findings": [asdict(f) for f in result.findings]})
     else:
         for finding in result.findings:
-            print(f"{'ok ' if finding.ok else 'BAD'} {finding.split:<10} {finding.what:<10} {finding.detail}")
+            print_line(f"{'ok ' if finding.ok else 'BAD'} {finding.split:<10} {finding.what:<10} {finding.detail}")
     if not result.ok:
         raise typer.Exit(1)

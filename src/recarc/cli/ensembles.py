@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from recarc.cli.options import JsonOption, numbers
-from recarc.cli.output import print_json
-from recarc.errors import printable
+from recarc.cli.output import print_json, print_line
 from recarc.models.importers import FORMATS, NORMALISATIONS
 
 zoo = typer.Typer(name="zoo", help="Trained ensembles that come with the package.", no_args_is_help=True)
@@ -48,7 +47,7 @@ def import_(
     if json_:
         print_json({"path": str(imported.path), "members": len(imported.members), "alpha": list(imported.alpha)})
     else:
-        print(printable(imported.summary()))
+        print_line(imported.summary())
 
 
 @zoo.command("list")

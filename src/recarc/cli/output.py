@@ -18,6 +18,11 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, allow_nan=False))
 
 
+def print_line(text: object) -> None:
+    """One line on standard output, whatever the names in it contain."""
+    print(printable(text))
+
+
 def print_note(text: str) -> None:
     """One line on standard error; under torchrun it names the process."""
     rank = f"[rank {os.environ['RANK']}] " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
@@ -32,7 +37,7 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str |
 
     table = Table(title=None if title is None else Text(printable(title)), title_justify="left")
     for k, name in enumerate(head):
-        table.add_column(name, justify="right" if k else "left")
+        table.add_column(Text(printable(name)), justify="right" if k else "left")
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     Console().print(table)
@@ -45,8 +50,8 @@ def print_entry(name: str, title: str, detail: str) -> None:
     from rich.text import Text
 
     console = Console()
-    console.print(Text.assemble((name, "bold"), f"  {title}"))
-    console.print(Padding(Text(detail, overflow="fold"), (0, 0, 0, 4)))
+    console.print(Text.assemble((printable(name), "bold"), printable(f"  {title}")))
+    console.print(Padding(Text(printable(detail), overflow="fold"), (0, 0, 0, 4)))
 
 
 def percent(fraction: float) -> str:
@@ -69,9 +74,6 @@ def summary(result: Evaluation) -> dict[str, Any]:
 
 def print_evaluation(result: Evaluation) -> None:
     """The figures with their intervals, the members, the stages and the verdict."""
-    from rich.console import Console
-
-    console = Console()
     _print_headline(result)
     members = result.to_json()["members"]
     columns = {"clean_accuracy": "clean %", "robust_accuracy": "under attack %"}
@@ -86,9 +88,9 @@ def print_evaluation(result: Evaluation) -> None:
     if result.alone is not None:
         from recarc.evaluation import Verdict
 
-        console.print(Verdict.of(result).sentence, soft_wrap=True)
+        print_line(Verdict.of(result).sentence)
     if len(nan := result.nan_samples):
-        console.print(f"NaN logits on {len(nan)} samples, counted as wrong; the first: {nan[:10].tolist()}")
+        print_line(f"NaN logits on {len(nan)} samples, counted as wrong; the first: {nan[:10].tolist()}")
 
 
 def _print_headline(result: Evaluation) -> None:
@@ -112,7 +114,7 @@ def _print_headline(result: Evaluation) -> None:
         gap = 100 * (result.robust_accuracy - result.floor)
         rows["floor"] = f"{percent(result.floor)} %, a gap of {gap:.2f} points"
     if result.challenge is not None:
-        rows["challenge"] = str(result.challenge)
+        rows["challenge"] = _escaped(str(result.challenge))
     rows["cost"] = f"{result.seconds:.1f} s, {passes}"
     table = Table.grid(padding=(0, 2))
     for row in rows.items():

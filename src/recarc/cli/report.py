@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from recarc.cli import options
-from recarc.cli.output import print_evaluation, print_json, summary
-from recarc.errors import printable
+from recarc.cli.output import print_evaluation, print_json, print_line, summary
 
 
 def report(
@@ -27,13 +26,15 @@ def report(
 
     Pictures need runs made with --save-inputs.
     """
-    from recarc.report import build_report, load_runs, write_figures, write_page, write_tables
+    from recarc.report import build_report, load_runs, render
+    from recarc.report.figures import figure_files
+    from recarc.report.writing import table_files, write_files
     from recarc.training.progress import counted
 
     content = build_report(load_runs(run), title, data_dir)
-    page = write_page(content, out)
-    drawn = [] if figures is None else write_figures(content, figures)
-    written = [] if tables is None else write_tables(content, tables)
+    drawn = {} if figures is None else figure_files(content, figures)
+    written = {} if tables is None else table_files(content, tables)
+    page, *_ = write_files({out: render(content).encode(), **drawn, **written})  # all of them or none
     if json_:
         verdict = None if content.verdict is None else content.verdict.to_json()
         rows = {row.name: row.estimate.value for row in content.rows}
@@ -41,13 +42,15 @@ def report(
         print_json({"page": str(page), "runs": len(content.runs), "attacks": rows, "verdict": verdict, **files})
         return
     if content.verdict is not None:
-        print("; ".join(f"{name} {value}" for name, value in content.facts))
-        print(content.verdict.sentence)
+        print_line("; ".join(f"{name} {value}" for name, value in content.facts))
+        print_line(content.verdict.sentence)
     for note in content.notes:
-        print(note)
-    print(f"{page}: {counted(len(content.runs), 'run')}, {page.stat().st_size / 1024:.0f} kB; open it in a browser")
+        print_line(note)
+    print_line(
+        f"{page}: {counted(len(content.runs), 'run')}, {page.stat().st_size / 1024:.0f} kB; open it in a browser"
+    )
     if drawn or written:
-        print(f"{counted(len(drawn), 'figure')} and {counted(len(written), 'table')}")
+        print_line(f"{counted(len(drawn), 'figure')} and {counted(len(written), 'table')}")
 
 
 def show(
@@ -72,9 +75,9 @@ def show(
         return
     print_evaluation(result)
     for text in result.warnings:
-        print(f"warning: {printable(text)}")
+        print_line(f"warning: {text}")
     if rescored is not None:
-        print(f"at alpha {alpha}: {rescored}")
+        print_line(f"at alpha {alpha}: {rescored}")
 
 
 def theory(
@@ -93,5 +96,7 @@ def theory(
         print_json({"picture": str(picture), "expected_accuracy": accuracies})
         return
     for title, accuracy in accuracies.items():
-        print(f"{title}: expected accuracy after " + ", ".join(f"{k} {100 * v:.0f} %" for k, v in accuracy.items()))
-    print(f"drawn in {picture}")
+        print_line(
+            f"{title}: expected accuracy after " + ", ".join(f"{k} {100 * v:.0f} %" for k, v in accuracy.items())
+        )
+    print_line(f"drawn in {picture}")

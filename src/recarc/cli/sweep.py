@@ -11,7 +11,7 @@ import typer
 from recarc.attacks.registry import attack_named, knobs_of
 from recarc.cli import options
 from recarc.cli.options import number, numbers
-from recarc.cli.output import percent, print_json, print_note, print_table
+from recarc.cli.output import percent, print_json, print_line, print_note, print_table
 from recarc.errors import InputError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def sweep(
         print_json({**result.to_json(), "out": str(out)})
     elif not quiet:
         print_sweep(result)
-        print(f"recarc report {out} --out report.html draws it")
+        print_line(f"recarc report {out} --out report.html draws it")
 
 
 def with_its_knobs(name: str, knobs: dict[str, Any], trust_code: bool) -> Any:

@@ -1,9 +1,9 @@
 """The memory-mapped cache: every split is decoded once.
 
 A split is two files of one name: pixels followed by labels in a `.bin`, and a `.json` that describes them. The `.json`
-is written last, so that a reader never sees half an entry and two writers do no harm. The modification time of the
-`.bin` is set to one derived from its checksum: any edit changes it, and the checksum is then verified before the file
-is trusted again.
+is written last, so that a reader never sees half an entry and two writers do no harm. The checksum is verified at every
+load, except for very large files: the modification time of the `.bin` is set to one derived from its checksum, and as
+long as nobody has changed that time, a large file is trusted.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from recarc.data.formats import Block, check_labels
 from recarc.data.imageset import ImageSet, content_hash, seal
 from recarc.errors import InputError
 
+ALWAYS_VERIFIED = 2**31  # bytes of a .bin, a few seconds of hashing
 STALE_AFTER = 24 * 3600  # seconds after which the leftovers of an interrupted writer are removed
 
 
@@ -64,13 +65,13 @@ class Entry:
         return math.prod(self.shape) + 8 * self.shape[0]
 
     def intact(self, full: bool = False) -> bool:
-        """The size is right and nobody has touched the file; if somebody has, or with `full`, the checksum is right."""
+        """Size and checksum are right; without `full`, a large file that nobody has touched since is trusted."""
         try:
             stat = self.bin.stat()
             if stat.st_size != self.size:
                 return False
             untouched = stat.st_mtime_ns == _sealed_time(self.checksum)
-            if untouched and not full:
+            if untouched and not full and self.size > ALWAYS_VERIFIED:
                 return True
             if content_hash(*self._arrays()) != self.checksum:
                 return False
@@ -91,16 +92,17 @@ class Entry:
         return images, labels
 
 
-def lookup(name: str, split: str, key: str) -> Entry | None:
-    """The entry made from exactly these source files, if it is complete."""
+def lookup(name: str, split: str, key: str, verify: bool = True) -> Entry | None:
+    """The entry made from exactly these source files, if it is whole; without `verify`, also a damaged one."""
     entry = _read(_path(name, split, key))
-    return entry if entry and entry.key == key and entry.intact() else None
+    return entry if entry and entry.key == key and (not verify or entry.intact()) else None
 
 
-def newest(name: str, split: str, count: int) -> Entry | None:
-    """The newest complete entry of the official size, whatever it was made from."""
+def newest(name: str, split: str, count: int, verify: bool = True) -> Entry | None:
+    """The newest whole entry of the official size, whatever it was made from; without `verify`, also a damaged one."""
     entries = [_read(path) for path in cache_root().glob(f"{_stem(name, split)}-*.json")]
-    good = [e for e in entries if e and (e.name, e.split, e.shape[0]) == (name, split, count) and e.intact()]
+    found = [e for e in entries if e and (e.name, e.split, e.shape[0]) == (name, split, count)]
+    good = [e for e in found if not verify or e.intact()]
     return max(good, key=lambda entry: entry.created, default=None)
 
 

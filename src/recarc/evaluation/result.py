@@ -14,7 +14,7 @@ import numpy as np
 from recarc.atomic import replacing
 from recarc.attacks.challenge import CHALLENGED
 from recarc.ensemble import rounded, validated_alpha
-from recarc.errors import InputError
+from recarc.errors import InputError, spreadsheet_cell
 from recarc.evaluation.challenge import Challenged
 from recarc.evaluation.fingerprint import knob_of
 from recarc.evaluation.intervals import mean_interval
@@ -351,7 +351,7 @@ class Evaluation:
         with replacing(path) as part, part.open("x", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(table)
-            writer.writerows(zip(*(column.tolist() for column in table.values())))
+            writer.writerows(map(spreadsheet_cell, row) for row in zip(*(c.tolist() for c in table.values())))
         return path
 
     def _members(self) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from recarc.evaluation.records import Records, from_parquet, to_parquet
 SavedLogits = list[list[str] | None]  # per member on the first samples, a line each; None: the member is random
 
 FORMAT = 1
-MOST_SAMPLES, MOST_SHARDS = 10**9, 10**6
+MOST_SAMPLES, MOST_SHARDS, MOST_COST = 10**9, 10**6, 10**15
 KEPT = "finished shards are kept, so free some space and rerun the command to resume"
 RUN, SUMMARY = "run.json", "summary.json"
 
@@ -85,12 +85,18 @@ class RunFolder:
         return cls(path, run)
 
     def summary(self) -> Json:
-        """The summary of a finished run; of an unfinished one, the warnings so far, if any."""
+        """The summary of a finished run; of an unfinished one, the warnings so far. A damaged one gives a warning."""
         try:
             summary = json.loads(atomic.read_plain(self.path / SUMMARY))
-        except (OSError, ValueError):
+            if not all(isinstance(text, str) for text in summary.get("warnings", [])):
+                raise ValueError
+            for signal in summary.get("signals", []):
+                Signal.from_json(signal)
+        except FileNotFoundError:
             return {}
-        return summary if isinstance(summary, dict) else {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
+            return {"warnings": [f"{self.path / SUMMARY} is damaged: what this run was warned of may be missing"]}
+        return dict(summary)
 
     def write_summary(self, summary: Json) -> None:
         self._write({self.path / SUMMARY: json.dumps(summary, indent=2).encode()})
@@ -144,6 +150,8 @@ class RunFolder:
             side = json.loads(atomic.read_plain(self.file(k, "json")))
             if side.get("run", self.fingerprint) != self.fingerprint:  # early runs did not record it
                 raise ValueError("it belongs to another run")
+            if not all(0 <= side[cost] < MOST_COST for cost in ("seconds", "forward", "backward")):
+                raise ValueError("its cost cannot be true")
             data = atomic.read_plain(self.file(k))
             if hashlib.sha256(data).hexdigest() != side["sha256"]:
                 raise ValueError("its checksum differs")
@@ -151,12 +159,14 @@ class RunFolder:
             rows = self.rows_of(k)
             if not np.array_equal(records.index, np.arange(rows.start, rows.stop)):
                 raise ValueError(f"it does not hold samples {rows.start}..{rows.stop - 1}")
+            if len(records.clean) != len(self.configuration["alpha"]):
+                raise ValueError(f"it is of {len(records.clean)} members")
             if inputs:
                 saved = atomic.read_plain(self.file(k, "inputs.safetensors"))
                 if hashlib.sha256(saved).hexdigest() != side["inputs_sha256"]:
                     raise ValueError("the checksum of its inputs differs")
             return records, side
-        except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (OSError, KeyError, TypeError, AttributeError, RecursionError, ValueError) as error:
             raise ValueError(str(error)) from None
 
     def damaged(self, k: int, error: ValueError) -> str:

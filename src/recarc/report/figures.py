@@ -63,16 +63,19 @@ def figure_bytes(figure: Figure, kind: str, **options: Any) -> bytes:
 
 def write_figures(report: Report, folder: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """attacks, sweep_*, cross_robustness and pictures, each in every format."""
+    return write_files(figure_files(report, folder, formats))
+
+
+def figure_files(report: Report, folder: str | Path, formats: Sequence[str] = FORMATS) -> dict[Path, bytes]:
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
         drawn = figures(report)
-        files = {
+        return {
             Path(folder) / f"{name}.{kind}": figure_bytes(figure, kind, dpi=200)
             for name, figure in drawn.items()
             for kind in formats
         }
-    return write_files(files)
 
 
 def figures(report: Report) -> dict[str, Figure]:

@@ -53,12 +53,20 @@ class Example:
 def pictures(
     comparable: Sequence[Run], data_dir: str | Path | None = None, data: Data | None = None
 ) -> tuple[list[Example], str]:
-    """The most revealing samples of the runs that saved their inputs; or none of them and the reason."""
+    """The most revealing samples of the runs that saved their inputs; and the reason for runs that are not shown."""
     saved = [run for run in comparable if run.configuration.get("save_inputs") and run.evaluation.path is not None]
     saved = [run for run in saved if len(run.evaluation.weights) == 1 and run.evaluation.complete]
     if not saved:
         return [], "no pictures: none of these runs saved its inputs (--save-inputs)"
     rows = _most_revealing(saved)
+    inputs, damaged = [], []
+    for run in saved:
+        try:
+            inputs.append((run, _inputs(run, rows)))
+        except InputError as error:
+            damaged.append(str(error))
+    if not inputs:
+        return [], f"no pictures: {damaged[0]}"
     try:
         images = _samples(saved[0].data, data_dir, data)
         x, y = images.batch(rows)
@@ -68,13 +76,12 @@ def pictures(
         return [], f"no pictures: {error}"
     classes = getattr(images, "classes", None) or _class_numbers(saved)
     clean = x.float().cpu().numpy()
-    inputs = [_inputs(run, rows) for run in saved]
     examples = []
     for k, row in enumerate(rows):
-        outcomes = [_outcome(run, x_adv[k], clean[k], int(row), classes) for run, x_adv in zip(saved, inputs)]
+        outcomes = [_outcome(run, x_adv[k], clean[k], int(row), classes) for run, x_adv in inputs]
         answers = _answers(saved[0].evaluation.clean_predictions[:, row], int(y[k]), classes)
         examples.append(Example(int(row), classes[int(y[k])], clean[k], answers, outcomes))
-    return examples, ""
+    return examples, f"not all pictures: {damaged[0]}" if damaged else ""
 
 
 def _samples(config: Json, data_dir: str | Path | None, data: Data | None) -> Samples:
@@ -111,17 +118,22 @@ def _most_revealing(saved: Sequence[Run]) -> np.ndarray:
 
 
 def _inputs(run: Run, rows: np.ndarray) -> np.ndarray:
-    """(K, C, H, W) adversarial inputs of these samples."""
-    from safetensors import safe_open
+    """(K, C, H, W) adversarial inputs of these samples; files that differ from their checksum are refused."""
+    from safetensors import SafetensorError, safe_open
 
     assert run.evaluation.path is not None
     folder = RunFolder.open(run.evaluation.path)
+    places = [divmod(int(row), folder.shard_size) for row in rows]
     inputs = []
-    for row in rows:
-        shard, place = divmod(int(row), folder.shard_size)
-        with safe_open(folder.file(shard, "inputs.safetensors"), "np") as file:
-            inputs.append(file.get_slice("x_adv")[place, 0])
-    return np.stack(inputs)
+    try:
+        for shard in {shard for shard, _ in places}:
+            folder.read(shard, inputs=True)
+        for shard, place in places:
+            with safe_open(folder.file(shard, "inputs.safetensors"), "np") as file:
+                inputs.append(file.get_slice("x_adv")[place, 0])
+        return np.stack(inputs)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(f"the inputs of {run.name} are damaged ({error}); rerun its command to repair them") from None
 
 
 def _outcome(run: Run, x_adv: np.ndarray, clean: np.ndarray, row: int, classes: Sequence[str]) -> AttackedImage:

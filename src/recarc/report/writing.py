@@ -6,6 +6,8 @@ Markdown, hold the same rows.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from recarc.atomic import write_all
-from recarc.errors import InputError
+from recarc.errors import InputError, printable
 from recarc.evaluation.fingerprint import attack_text, eps_text
 from recarc.report.content import MEMBER, Report
 from recarc.report.curves import Curve
@@ -30,6 +32,7 @@ SPECIAL = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
 }
+MARKDOWN = str.maketrans({"|": r"\|", "\\": r"\\", "[": r"\[", "`": r"\`", "<": "&lt;"})
 
 
 def file_names(kind: str, parts: Sequence[str]) -> list[str]:
@@ -69,6 +72,7 @@ def render(report: Report) -> str:
         "colours": colours,
         "trusted": Markup,
         "asset": lambda name: Markup(_asset(environment, name)),
+        "asset_hash": lambda name: Markup(_source_hash(_asset(environment, name))),
         "attack_text": attack_text,
         "MEMBER": MEMBER,
     }
@@ -96,7 +100,12 @@ def pretty(value: Any) -> str:
 def _asset(environment: Environment, name: str) -> str:
     loader = environment.loader
     assert loader is not None
-    return loader.get_source(environment, name)[0]
+    return loader.get_source(environment, name)[0].replace("\r\n", "\n")
+
+
+def _source_hash(text: str) -> str:
+    """How a content security policy names a script or a style that may run."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 # Tables ---------------------------------------------------------------------------------------------------
@@ -113,14 +122,14 @@ class Table:
 
     def latex(self) -> str:
         """A `tabular` with booktabs rules; needs \\usepackage{booktabs}."""
-        lines = [f"% {self.caption}", rf"\begin{{tabular}}{{l{'r' * (len(self.head) - 1)}}}", r"\toprule"]
+        lines = [f"% {printable(self.caption)}", rf"\begin{{tabular}}{{l{'r' * (len(self.head) - 1)}}}", r"\toprule"]
         lines += [_row(self.head), r"\midrule", *map(_row, self.rows), r"\bottomrule", r"\end{tabular}"]
         return "\n".join(lines) + "\n"
 
     def markdown(self) -> str:
         rule = ["---"] + ["---:"] * (len(self.head) - 1)
         lines = ["| " + " | ".join(_plain(c) for c in cells) + " |" for cells in (self.head, *self.rows)]
-        return "\n".join([self.caption, "", lines[0], f"| {' | '.join(rule)} |", *lines[1:]]) + "\n"
+        return "\n".join([_plain(self.caption), "", lines[0], f"| {' | '.join(rule)} |", *lines[1:]]) + "\n"
 
 
 def tables(report: Report) -> list[Table]:
@@ -149,9 +158,13 @@ def tables(report: Report) -> list[Table]:
 
 def write_tables(report: Report, folder: str | Path) -> list[Path]:
     """attacks.tex, attacks.md, ... into a folder."""
+    return write_files(table_files(report, folder))
+
+
+def table_files(report: Report, folder: str | Path) -> dict[Path, bytes]:
     made = tables(report)
     texts = {f"{t.name}.tex": t.latex() for t in made} | {f"{t.name}.md": t.markdown() for t in made}
-    return write_files({Path(folder) / name: text.encode() for name, text in texts.items()})
+    return {Path(folder) / name: text.encode() for name, text in texts.items()}
 
 
 def _curve_table(name: str, curve: Curve) -> Table:
@@ -162,11 +175,12 @@ def _curve_table(name: str, curve: Curve) -> Table:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return " & ".join("".join(SPECIAL.get(c, c) for c in cell) for cell in cells) + r" \\"
+    return " & ".join("".join(SPECIAL.get(c, c) for c in printable(cell)) for cell in cells) + r" \\"
 
 
 def _plain(cell: str) -> str:
-    return cell.replace("|", "\\|").replace("<", "&lt;")
+    """Text that Markdown shows as it is: no HTML, links or pictures."""
+    return printable(cell).translate(MARKDOWN)
 
 
 def _percent(fraction: float | None) -> str:
