@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test fuzz paper bench peers docs browser lint format clean
+.PHONY: demo test fuzz chaos paper bench peers docs browser lint format clean
 
 demo: $(STAMP)
 	$(BIN)/recarc demo
@@ -15,6 +15,10 @@ test: $(STAMP) lint
 # Mutated files for every reader, e.g. `make fuzz N=10000`; FROM is the first seed.
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py $(or $(N),1000) $(FROM)
+
+# kill -9 of evaluations and, half as often, of trainings, e.g. `make chaos KILLS=100`.
+chaos: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/chaos.py $(KILLS)
 
 # A table or figure of the paper, e.g. `make paper ITEM=table1 OPTIONS="--limit 100"`; without ITEM, the list of them.
 paper: $(STAMP)

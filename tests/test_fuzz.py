@@ -12,7 +12,7 @@ import pytest
 
 import fuzz
 
-EACH = 25
+SEEDS = range(20, 45)  # 28 and 33 once broke the reader of runs
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +26,9 @@ def originals() -> Iterator[Path]:
 
 @pytest.mark.parametrize("subject", fuzz.SUBJECTS, ids=lambda subject: subject.name)
 def test_mutated_files_are_read_or_refused(subject: fuzz.Subject, originals: Path) -> None:
-    counts, largest, notes = fuzz.campaign(subject, range(EACH))
+    counts, largest, notes = fuzz.campaign(subject, SEEDS)
     assert notes == [] and largest < fuzz.ALLOWED
-    assert sum(counts.values()) == EACH and counts["refused"] > 0
+    assert sum(counts.values()) == len(SEEDS) and counts["refused"] > 0
 
 
 def loops(folder: Path) -> None:

@@ -12,7 +12,10 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,28 +28,55 @@ from recarc.evaluation import evaluate  # noqa: E402
 from recarc.evaluation import records as _records  # noqa: E402, F401
 
 
-def child(run: Path) -> int:
+@dataclass(frozen=True)
+class Work:
+    """Something to kill: how it writes to a place, what it leaves there, and whether it was stopped halfway."""
+
+    begin: Callable[[Path], object]
+    result: Callable[[Path], list[Path]]
+    halfway: Callable[[Path], bool]
+
+
+def attack(run: Path) -> None:
+    ensemble, data = problem(96)
+    evaluate(ensemble, ARC(steps=4), data, BALL, out=run, shard_size=4, tile=8, save_inputs=True)
+
+
+EVALUATE = Work(
+    attack,
+    lambda run: [*run.glob("*.parquet"), *run.glob("*.safetensors"), run / "run.json"],
+    lambda run: len(list(run.glob("*.parquet"))) not in (0, 24),
+)
+
+
+def child(work: Work, run: Path) -> int:
     pid = os.fork()
     if pid == 0:
-        ensemble, data = problem(96)
-        evaluate(ensemble, ARC(steps=4), data, BALL, out=run, shard_size=4, tile=8, save_inputs=True)
-        os._exit(0)
+        try:
+            work.begin(run)
+            os._exit(0)
+        finally:
+            os._exit(1)
     return pid
 
 
-def digest(run: Path) -> str:
-    files = sorted([*run.glob("*.parquet"), *run.glob("*.safetensors"), run / "run.json"])
-    return hashlib.sha256(b"".join(f.name.encode() + f.read_bytes() for f in files)).hexdigest()
+def finished(pid: int) -> bool:
+    return os.waitpid(pid, 0)[1] == 0
 
 
-def main(root: Path, wanted: int) -> None:
+def digest(work: Work, run: Path) -> str:
+    return hashlib.sha256(b"".join(f.name.encode() + f.read_bytes() for f in sorted(work.result(run)))).hexdigest()
+
+
+def campaign(work: Work, root: Path, wanted: int) -> dict[str, Any]:
+    """Kill it this many times; then finish every run and compare it with one that was left alone."""
     random.seed(0)
     start = time.monotonic()
-    assert os.waitpid(child(root / "whole"), 0)[1] == 0
+    assert finished(child(work, root / "whole"))
     whole = time.monotonic() - start
-    kills, unfinished, runs = 0, 0, [root / "run-0"]
+    kills, halfway, runs = 0, 0, [root / "run-0"]
     while kills < wanted:
-        pid = child(runs[-1])
+        pid = child(work, runs[-1])
         time.sleep(random.uniform(0, whole / 3))
         os.kill(pid, signal.SIGKILL)
         status = os.waitpid(pid, 0)[1]
@@ -55,13 +85,12 @@ def main(root: Path, wanted: int) -> None:
             runs.append(root / f"run-{len(runs)}")
             continue
         kills += 1
-        unfinished += len(list(runs[-1].glob("*.parquet"))) not in (0, 24)
-    for run in runs:
-        assert os.waitpid(child(run), 0)[1] == 0
-    leftovers = [f.name for run in runs for f in run.iterdir() if ".part" in f.name]
-    counts = {"kills": kills, "inside": unfinished, "runs": len(runs), "leftovers": leftovers}
-    print(json.dumps({**counts, "whole": digest(root / "whole"), "digests": [digest(run) for run in runs]}))
+        halfway += work.halfway(runs[-1])
+    failed = [] if finished(child(work, runs[-1])) else [runs[-1].name]  # the others ended before their signal came
+    leftovers = [f.name for f in root.rglob("*") if ".part" in f.name]
+    counts = {"kills": kills, "inside": halfway, "runs": len(runs), "failed": failed, "leftovers": leftovers}
+    return {**counts, "whole": digest(work, root / "whole"), "digests": [digest(work, run) for run in runs]}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    print(json.dumps(campaign(EVALUATE, Path(sys.argv[1]), int(sys.argv[2]))))

@@ -18,5 +18,5 @@ def test_twenty_kills_lose_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
     assert counts["kills"] == 20 and counts["inside"] >= 5
-    assert counts["leftovers"] == []
+    assert counts["leftovers"] == [] == counts["failed"]
     assert set(counts["digests"]) == {counts["whole"]}
