@@ -23,7 +23,8 @@ from recarc.randomness import sample_keys, uniform
 
 PROBE, ONE_IN, FEWEST = 64, 8, 16  # samples: at most, one in so many (so that they cost a few percent), at least
 TOLERATED, FEW = 0.1, 3  # a share of the probe, and a number of samples, that may look masked by accident
-STRICT = frozenset({"gradients_incomplete", "margin_jumps"})  # so rare in honest networks that FEW samples suffice
+# Other shares: strongly curved but honest networks look incomplete on a tenth, and hardly any margin jumps.
+TOLERATED_OF = {"gradients_incomplete": 0.25, "margin_jumps": 0.0}
 
 # Scale of a step in eps -> the least share of the predicted decrease that it must bring. Less is asked of larger steps,
 # because honest networks bend too, the more the longer the step.
@@ -112,7 +113,7 @@ def member_signals(i: int, member: Member, x: Tensor, y: Tensor, ball: Ball) -> 
     }
     for name, mask in masks.items():
         count, samples = int(mask.sum()), len(right)
-        if _too_many(count, 0 if name in STRICT else samples):
+        if count >= FEW and count > TOLERATED_OF.get(name, TOLERATED) * samples:
             yield Signal(
                 i, name, count / samples, EXPLANATIONS[name].format(i=i, share=f"{count} of {samples} samples")
             )
@@ -139,10 +140,6 @@ def look_like_probabilities(logits: Tensor) -> bool:
     """Rows in [0, 1] that sum to one."""
     inside = bool(((logits >= 0) & (logits <= 1)).all())
     return inside and bool(((logits.sum(1) - 1).abs() < 1e-3).all())
-
-
-def _too_many(count: int, samples: int) -> bool:
-    return count >= FEW and count > TOLERATED * samples
 
 
 def _vanishing(i: int, member: Member, x: Tensor, y: Tensor) -> Signal | None:
