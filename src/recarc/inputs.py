@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,9 +46,11 @@ def check_scale(x: Tensor, box: tuple[float, float] | None) -> None:
     if box != (0, 1) or not x.numel():
         return
     low, high = (float(v) for v in torch.aminmax(x))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return  # `check_finite` names the sample
     span = f"with values in [{low:.4g}, {high:.4g}]"
     if low >= 0 and high > EIGHT_BIT:
-        raise InputError(f"x looks like 8-bit images, {span}: divide it by 255, or give the ball another box")
+        raise InputError(f"x looks 8-bit, {span}: divide 8-bit images by 255, or give the ball another box")
     if low < -NORMALISED and high <= EIGHT_BIT:
         raise InputError(
             f"x looks normalised, {span}: pass images in [0, 1] and normalise inside the model, so that eps keeps its "

@@ -129,7 +129,7 @@ def normalised(x: Tensor) -> Tensor:
         (lambda x: x.permute(0, 2, 3, 1), BALL, r"x looks like HWC images: pass x.permute\(0, 3, 1, 2\)$"),
         (lambda x: x[:, :2], BALL, r"cannot take inputs of shape \(8, 2, 9, 9\): .*channels"),
         (normalised, BALL, r"x looks normalised, with values in \[-2.\d+, 2.\d+\]: .* normalise inside the model"),
-        (lambda x: 255 * x, BALL, r"x looks like 8-bit images, with values in \[\S+, 25\d.*: divide it by 255"),
+        (lambda x: 255 * x, BALL, r"x looks 8-bit, with values in \[\S+, 25\d.*: divide 8-bit images by 255"),
         (lambda x: 1.2 * x, BALL, r"outside the box \[0.0, 1.0\]"),
         (lambda x: x, Ball("linf", 8), r"eps 8 in linf is larger than the box \[0, 1\]: did you mean 8/255\?"),
     ],

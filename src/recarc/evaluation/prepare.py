@@ -108,9 +108,11 @@ def prepare(
         x = x.to(device).float()
         logits = _first_logits(ensemble, members, x, samples)
         repeated = members.logits(x)
-    ball.take(torch.arange(len(x))).check(x)
     if isinstance(samples, TensorSamples):
         samples.check(ball)
+    else:  # the others are checked batch by batch
+        check_finite(x)
+        ball.take(torch.arange(len(x))).check(x)
     if hasattr(attack, "check_fit"):
         attack.check_fit(len(ensemble), logits.shape[-1], ball)
     coarse, passes = precision in COARSE, Passes()
