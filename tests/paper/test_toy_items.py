@@ -211,5 +211,5 @@ def test_the_demo_becomes_a_row(toy_setup: Setup, tmp_path: Path, monkeypatch: p
     summary = {"attacks": {"Clean": 0.97, "Tight": 0.24}, "members": [{"alpha": 0.7}, {"alpha": 0.3}], "seconds": 60.0}
     monkeypatch.setattr(quoted, "_summary", lambda seed: summary)
     (row,) = measure.measure(ITEMS["demo"], toy_setup, tmp_path, []).rows
-    assert row.row == "seed 0" and row.alpha == (0.7, 0.3) and row.images == 355
+    assert row.row == "shipped" and row.alpha == (0.7, 0.3) and row.images == 355
     assert {f.column: f.measured for f in row.figures} == {"Clean": 97.0, "Tight": 24.0}

@@ -11,7 +11,7 @@ import typer
 
 from recarc.cli import options
 from recarc.cli.options import number
-from recarc.cli.output import joined, percent, print_json, print_line, print_note, print_table
+from recarc.cli.output import alpha_text, percent, print_json, print_line, print_note, print_table
 from recarc.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _distinct(choices: list[Choice]) -> list[list[float]]:
 
 
 def _print_progress(method: str, alpha: list[float], accuracy: float) -> None:
-    print_note(f"{method}: alpha ({joined(alpha)}) keeps {percent(accuracy)} %")
+    print_note(f"{method}: alpha ({alpha_text(alpha)}) keeps {percent(accuracy)} %")
 
 
 @dataclass(frozen=True)
@@ -237,12 +237,14 @@ class _Report:
         for choice in self.choices:
             e = self._accuracy(choice)
             interval = f"{percent(e.low)} to {percent(e.high)}"
-            cells.append([choice.method, joined(choice.alpha), percent(choice.believed), percent(e.value), interval])
+            cells.append(
+                [choice.method, alpha_text(choice.alpha), percent(choice.believed), percent(e.value), interval]
+            )
         print_table(["method", "alpha", "own estimate %", "worst of all attacks %", "95 % interval"], cells)
         print_line(f"Chosen on {self.chosen_on}; scored on {self.scored_on}.")
         best = self._accuracy(self.best)
         print_line(
-            f"Best: alpha = ({joined(self.best.alpha, 4)}) by {self.best.method}, {percent(best.value)} % "
+            f"Best: alpha = ({alpha_text(self.best.alpha, 4)}) by {self.best.method}, {percent(best.value)} % "
             f"[{percent(best.low)}, {percent(best.high)}] under the worst attack seen."
         )
         print_line(self.gain.sentence)

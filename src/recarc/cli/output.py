@@ -58,7 +58,7 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.2f}"
 
 
-def joined(alpha: Iterable[float], digits: int = 3) -> str:
+def alpha_text(alpha: Iterable[float], digits: int = 3) -> str:
     """Sampling probabilities, separated by commas."""
     return ", ".join(f"{round(a, 6):.{digits}g}" for a in alpha)
 
