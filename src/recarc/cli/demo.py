@@ -1,4 +1,4 @@
-"""`recarc demo`: why the usual test overestimates a randomized ensemble, in about a minute on a laptop."""
+"""`recarc demo`: why the usual test overestimates a randomized ensemble, in a minute or two on a laptop."""
 
 from __future__ import annotations
 
