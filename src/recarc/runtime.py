@@ -138,6 +138,7 @@ class Heartbeat:
         self.store, self.rank, self.world = store, rank, world
         self.limit = float(os.environ.get("RECARC_RANK_TIMEOUT", SILENT))
         self.every = min(5.0, self.limit / 10)
+        self._told, self._heard = "", dict[int, list[float]]()  # this rank's progress, and that of the others
         self._answered = time.monotonic()  # when the store last did
         self._waits, self._ended = threading.Event(), threading.Event()
         self._threads = [threading.Thread(target=task, daemon=True) for task in (self._beat, self._watch_store)]
@@ -151,6 +152,14 @@ class Heartbeat:
         self._ended.set()
         for thread in self._threads:
             thread.join(2 * self.every)  # longer only if the store does not answer
+
+    def tell(self, *numbers: float) -> None:
+        """The other ranks, with the next sign of life."""
+        self._told = " ".join(map(repr, numbers))
+
+    def heard(self) -> list[list[float]]:
+        """What each of the other ranks that have said something told last."""
+        return [numbers for numbers in list(self._heard.values()) if numbers]
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -166,11 +175,13 @@ class Heartbeat:
         for count in itertools.count():
             ended = self._ended.wait(self.every)
             try:
-                self.store.set(f"alive {self.rank}", GONE if ended else str(count))
+                self.store.set(f"alive {self.rank}", f"{GONE if ended else count} {self._told}")
                 for r in seen:
                     sign = self.store.get(f"alive {r}") if self.store.check([f"alive {r}"]) else b""
-                    if sign != seen[r][0] or sign == GONE.encode():
+                    word, *told = sign.decode().split()[:4] or [""]
+                    if sign != seen[r][0] or word == GONE:
                         seen[r] = sign, time.monotonic()
+                        self._heard[r] = [float(number) for number in told]
             except RuntimeError:  # the store is closed: the job is ending, or whoever holds the store was killed
                 if ended:
                     return
