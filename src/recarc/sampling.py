@@ -281,7 +281,7 @@ class Gain:
     def sentence(self) -> str:
         alone, gain, most = (_shown(e.value, (e.low, e.high), "") for e in (self.alone, self.gain, self.most))
         return (
-            f"Over member {self.member + 1} alone, which keeps {alone} %, this alpha gains {gain} points, and no alpha "
+            f"Over member {self.member} alone, which keeps {alone} %, this alpha gains {gain} points, and no alpha "
             f"can gain more than {most}."
         )
 

@@ -295,7 +295,7 @@ def test_an_ensemble_without_a_name_is_told_apart_by_its_members(report: Report)
     assert re.fullmatch(r"unnamed \([0-9a-f]{8}\)", facts["ensemble"]) and facts["ensemble"] in render(report)
     assert replace(report.main, environment={"command": "recarc sweep zoo:x --over eps"}).ensemble == "zoo:x"
     assert replace(report.main, environment={"command": "recarc evaluate --eps 1 rec"}).ensemble == facts["ensemble"]
-    assert replace(report.main, environment={"command": "recarc demo"}).ensemble == facts["ensemble"]
+    assert replace(report.main, environment={"command": "recarc demo --quiet"}).ensemble == "of the demo"
 
 
 @pytest.mark.parametrize(("more", "clear"), [(60, True), (2, False)])
@@ -355,14 +355,14 @@ def run_of(attack: Attack) -> Run:
         (AdaptivePGD(), "AdaptivePGD"),
         (AdaptivePGD(expectation="logits"), "AdaptivePGD on logits"),
         (RandomAttacker(PGD(steps=2, random_init=True)), "PGD"),
-        (PGD(member=0), "PGD on member 1"),
-        (PGD(member=1), "PGD on member 2"),
+        (PGD(member=0), "PGD on member 0"),
+        (PGD(member=1), "PGD on member 1"),
         (CarliniWagner(), "C&W"),
         (CarliniWagner(expectation="logits"), "C&W on logits"),
-        (CarliniWagner(member=0), "C&W on member 1"),
+        (CarliniWagner(member=0), "C&W on member 0"),
         (RandomAttacker(CarliniWagner(member=0)), "C&W on a random member"),
         (AutoPGD(loss="dlr"), "AutoPGD"),
-        (AutoPGD(member=1), "AutoPGD on member 2"),
+        (AutoPGD(member=1), "AutoPGD on member 1"),
         (Climb(), "Climb"),
         (Climb(start=ARC(), orders=3), "Climb"),
         (LinearARC(), "LinearARC"),

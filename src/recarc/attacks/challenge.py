@@ -2,7 +2,7 @@
 
 Figure and floor come from the same attacks, so the weaker these are, the better the two agree. A pair of a member and a
 sample that withstood them all is drawn with a known probability; how many of those drawn fall now tells how many of the
-others would (see `recarc.evaluation.challenge`).
+others would (see `recarc.evaluation.floor_error`).
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from recarc.atomic import replacing
 from recarc.attacks.challenge import CHALLENGED
 from recarc.ensemble import rounded, validated_alpha
 from recarc.errors import InputError, spreadsheet_cell
-from recarc.evaluation.challenge import Challenged
 from recarc.evaluation.fingerprint import knob_of
+from recarc.evaluation.floor_error import Challenged
 from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.masking import Signal
 from recarc.evaluation.records import Records, joined

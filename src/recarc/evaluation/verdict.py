@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recarc.errors import InputError
-from recarc.evaluation.challenge import Challenged
+from recarc.evaluation.floor_error import Challenged
 from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.masking import Signal
 from recarc.evaluation.result import Estimate, Evaluation

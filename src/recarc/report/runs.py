@@ -106,6 +106,8 @@ class Run:
         typed = re.match(r"recarc (?:evaluate|sweep) (?:'([^']+)'|([^-\s'\"]\S*))", self.command)
         if typed is not None:
             return typed[1] or typed[2]
+        if self.command.startswith("recarc demo"):
+            return "of the demo"
         return f"unnamed ({fingerprint(self.configuration.get('members'))[:8]})"
 
     @property
