@@ -60,20 +60,9 @@ def evaluate(
 
     On several GPUs: `torchrun --nproc-per-node=4 -m recarc evaluate ... --out runs/arc`
     """
-    knobs: dict[str, Any] = {
-        "preset": preset,
-        "steps": steps,
-        "step_size": None if step_size is None else number("--step-size", step_size),
-        "planes": planes,
-        "loss": loss,
-        "random_init": random_init,
-        "seed": seed,
-    }
-    for name, value in assignments("--knob", "NAME=VALUE", knob or []).items():
-        if knobs.get(name) is not None:
-            option = "--" + name.replace("_", "-")
-            raise InputError(f"{option} and --knob {name}={value} set the same knob; leave one of them out")
-        knobs[name] = value
+    step = None if step_size is None else number("--step-size", step_size)
+    knobs: dict[str, Any] = {"preset": preset, "steps": steps, "step_size": step, "planes": planes, "seed": seed}
+    knobs = _with_others(knobs | {"loss": loss, "random_init": random_init}, knob or [])
     radius, valid = number("--eps", eps), options.box(box)
     batch, shard = size("--batch-size", batch_size), size("--shard-size", shard_size)
     probabilities = None if alpha is None else numbers("--alpha", alpha)
@@ -112,6 +101,16 @@ def evaluate(
         print_evaluation(result)
     if out is None and not quiet:
         print_note("the per-sample records were not kept; --out DIR keeps them, for `recarc show` and `recarc report`")
+
+
+def _with_others(knobs: dict[str, Any], given: list[str]) -> dict[str, Any]:
+    """The knobs that have options of their own, and those given as --knob NAME=VALUE; none may be set twice."""
+    others = assignments("--knob", "NAME=VALUE", given)
+    for name, value in others.items():
+        if knobs.get(name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise InputError(f"{option} and --knob {name}={value} set the same knob; leave one of them out")
+    return knobs | others
 
 
 def _warn_of_another_norm(ensemble: Path, ball: Ball) -> None:
