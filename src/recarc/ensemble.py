@@ -144,7 +144,8 @@ class Averaged(nn.Module):
 
     def __init__(self, ensemble: RandomizedEnsemble) -> None:
         super().__init__()
-        self.members = nn.ModuleList(ensemble.members[i] for i in ensemble.order)  # type: ignore[arg-type]
+        self.members = tuple(ensemble.members[i] for i in ensemble.order)
+        self.modules_of_members = nn.ModuleList(m for m in self.members if isinstance(m, nn.Module))
         self.alpha = tuple(float(ensemble.alpha[i]) for i in ensemble.order)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def test_changed_weights_are_refused(folder: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         next(rec.modules_of_members[1].parameters()).mul_(1.0001)
     save_ensemble(rec, tmp_path / "mine")
-    with pytest.raises(InputError, match="weights of the ensemble are not those of run"):
+    with pytest.raises(InputError, match="the weights are not those that run attacked"):
         entry.check_entry(folder / "run", DIGITS, tmp_path / "mine")
 
 

@@ -127,7 +127,7 @@ def check_members(run: Run, rec: RandomizedEnsemble) -> None:
     found = [module_hash(member) for member in rec.members if isinstance(member, nn.Module)]
     saved = run.configuration.get("members")
     if found != saved:
-        raise InputError(f"the weights of the ensemble are not those of {run.name}: they changed since, or it is another")
+        raise InputError(f"the weights are not those that {run.name} attacked: they changed since, or are another's")
 
 
 def judged_again(entry: Entry) -> str:
@@ -177,7 +177,9 @@ def attacked_again(entry: Entry, count: int, seed: int) -> str:
     x, y = entry.samples.batch(rows)
     found = evaluate(entry.ensemble, Tight(), (x, y), entry.ball, progress=False)
     excess = entry.run.evaluation.robust_scores[rows] - found.robust_scores
-    said, now = (100 * float(scores.mean()) for scores in (entry.run.evaluation.robust_scores[rows], found.robust_scores))
+    said, now = (
+        100 * float(scores.mean()) for scores in (entry.run.evaluation.robust_scores[rows], found.robust_scores)
+    )
     if paired_interval(excess)[0] > 0 and excess.any():
         raise InputError(
             f"attacked again, {len(rows)} samples of {entry.run.name} keep {now:.2f} % where the run says {said:.2f} %"

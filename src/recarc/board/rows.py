@@ -85,7 +85,9 @@ class Board:
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"{path} cannot be read ({first_line(error)}); restore it or start another board") from None
+            raise InputError(
+                f"{path} cannot be read ({first_line(error)}); restore it or start another board"
+            ) from None
         try:
             if document["format"] != FORMAT:
                 raise ValueError(f"format {document['format']!r}, expected {FORMAT}")
@@ -128,10 +130,11 @@ class Board:
             return "No randomized ensemble is on this board yet."
         helping, hurting = self.helping(), self.hurting()
         best = max(mixed, key=lambda row: row.gain["value"])
+        unclear = len(mixed) - len(helping) - len(hurting)
         first = (
-            f"Of {len(mixed)} randomized ensembles, {len(helping)} keep more under the strongest attack than their best "
-            f"member does alone, {len(hurting)} keep less, and the other {len(mixed) - len(helping) - len(hurting)} "
-            f"cannot be told apart from it (paired intervals, corrected for {len(mixed)} comparisons)."
+            f"Of {len(mixed)} randomized ensembles, {_keep(len(helping))} more under the strongest attack than their "
+            f"best member does alone, {_keep(len(hurting))} less, and {unclear} cannot be told apart from it (paired "
+            "intervals, corrected for the number of comparisons)."
         )
         second = (
             f"The largest gain is {100 * best.gain['value']:+.2f} points [{100 * best.gain['low']:+.2f}, "
@@ -140,6 +143,10 @@ class Board:
         if best.verdict != "conclusive":
             second += f"; its verdict is open, and at its floor the gain would be {100 * best.gain_at_floor:+.2f}"
         return f"{first} {second}."
+
+
+def _keep(count: int) -> str:
+    return f"{count} {'keeps' if count == 1 else 'keep'}"
 
 
 def add_row(path: str | Path, row: Row) -> Board:

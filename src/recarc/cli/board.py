@@ -34,8 +34,8 @@ def add(
 ) -> None:
     """Check an ensemble and its run, and add its row to the board; or say in one line why not.
 
-    The weights must be those of the run. Saved inputs (`--save-inputs`) are judged again in float32, and samples that are
-    drawn now are attacked again.
+    The weights must be those of the run. Saved inputs (`--save-inputs`) are judged again in float32, and samples drawn
+    now are attacked again.
 
     Example: `recarc board add runs/mine --board board.json`
     """
