@@ -31,6 +31,7 @@ ORDER = [
     ["evaluation"],
     ["sampling", "sweep"],
     ["training", "report", "adapters"],
+    ["board"],
     ["cli"],
 ]
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -128,10 +129,28 @@ class RandomizedEnsemble(nn.Module):
         """Deployment: a member is drawn for each sample. Never evaluate robustness with this."""
         return answered(self.members, x, self.draw(len(x), generator) if len(x) else self.alpha.new_zeros(0))
 
+    def averaged(self) -> RandomizedEnsemble:
+        """The deterministic rival, an ensemble of one member: the mean of the members' probabilities (`Averaged`)."""
+        return RandomizedEnsemble([Averaged(self)])
+
     def deploy(self, seed: int | None = None) -> Deployed:
         """The ensemble as it answers in service, drawing from the operating system's generator, which an attacker
         cannot predict; with a seed, the draws are the same every time (for tests)."""
         return Deployed(self, seed)
+
+
+class Averaged(nn.Module):
+    """One classifier: log sum_i alpha_i softmax(f_i(x)), which costs every member at each query."""
+
+    def __init__(self, ensemble: RandomizedEnsemble) -> None:
+        super().__init__()
+        self.members = tuple(ensemble.members[i] for i in ensemble.order)
+        self.modules_of_members = nn.ModuleList(m for m in self.members if isinstance(m, nn.Module))
+        self.alpha = tuple(float(ensemble.alpha[i]) for i in ensemble.order)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logs = [math.log(a) + member(x).log_softmax(1) for a, member in zip(self.alpha, self.members)]
+        return torch.stack(logs).logsumexp(0)
 
 
 class Draws:

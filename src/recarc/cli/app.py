@@ -17,6 +17,7 @@ import typer
 
 import recarc
 from recarc.cli.alpha import alpha
+from recarc.cli.board import board
 from recarc.cli.data import data
 from recarc.cli.demo import demo
 from recarc.cli.ensembles import import_, zoo
@@ -109,7 +110,7 @@ def _global_options(
 
 for name, command in COMMANDS.items():
     app.command(name)(guarded(command))
-for group in (data, zoo):
+for group in (board, data, zoo):
     for entry in group.registered_commands:
         assert entry.callback is not None
         entry.callback = guarded(entry.callback)

@@ -37,6 +37,9 @@ def evaluate(
     restarts: Annotated[int, typer.Option(help="Run with seeds seed, seed + 1, ... and keep the worst.")] = 1,
     seed: options.SeedOption = None,
     alpha: options.AlphaOption = None,
+    average: Annotated[
+        bool, typer.Option("--average", help="Attack the mean of the members' probabilities, one classifier, instead.")
+    ] = False,
     box: options.BoxOption = "0,1",
     split: options.SplitOption = "test",
     data_dir: options.DataDirOption = None,
@@ -77,6 +80,7 @@ def evaluate(
     rec = recarc.load_ensemble(ensemble, use_device(device), allow_factories=trust_code)
     if probabilities is not None:
         rec = rec.with_alpha(probabilities)
+    rec = rec.averaged() if average else rec
     images = load(data, split, data_dir=data_dir, limit=limit)
     with collect_warnings():
         _warn_of_another_norm(ensemble, ball)

@@ -55,6 +55,11 @@ def write_files(files: Mapping[Path, bytes]) -> list[Path]:
 
 def render(report: Report) -> str:
     """The page as text."""
+    return environment().get_template("page.html").render(r=report)
+
+
+def environment() -> Environment:
+    """Where templates find their filters, drawings and assets; every value is escaped."""
     environment = Environment(
         loader=PackageLoader("recarc.report"),
         autoescape=True,
@@ -76,7 +81,7 @@ def render(report: Report) -> str:
         "attack_text": attack_text,
         "MEMBER": MEMBER,
     }
-    return environment.get_template("page.html").render(r=report)
+    return environment
 
 
 def write_page(report: Report, path: str | Path) -> Path:
