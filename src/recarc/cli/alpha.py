@@ -91,7 +91,7 @@ def alpha(
     from recarc.runtime import use_device
 
     ball, judge = recarc.Ball(norm, radius, valid), recarc.Tight(preset)
-    rec = recarc.load_ensemble(ensemble, use_device(device), allow_factories=trust_code)
+    rec = recarc.load_ensemble(ensemble, use_device(device), trust_code=trust_code)
     if methods is None and (size := sampling.grid_size(len(rec), points)) > sampling.MOST_POINTS:
         chosen.remove("grid")
         print_note(f"grid is left out: {points} points per side for {len(rec)} members would take {size:,} attacks")
