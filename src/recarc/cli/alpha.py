@@ -84,7 +84,7 @@ def alpha(
     from recarc.runtime import use_device
 
     ball, judge = recarc.Ball(norm, radius, valid), recarc.Tight(preset)
-    rec = recarc.load_ensemble(ensemble, use_device(device), allow_factories=trust_code)
+    rec = recarc.load_ensemble(ensemble, use_device(device), trust_code=trust_code)
     named = named or _affordable(len(rec), points)
     if "grid" in named:
         sampling.check_grid(len(rec), points)

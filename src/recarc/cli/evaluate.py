@@ -77,7 +77,7 @@ def evaluate(
 
     method = attack_named(attack, restarts, trust_code=trust_code, **knobs)
     ball = recarc.Ball(norm, radius, valid)
-    rec = recarc.load_ensemble(ensemble, use_device(device), allow_factories=trust_code)
+    rec = recarc.load_ensemble(ensemble, use_device(device), trust_code=trust_code)
     if probabilities is not None:
         rec = rec.with_alpha(probabilities)
     rec = rec.averaged() if average else rec

@@ -15,7 +15,7 @@ from recarc.evaluation.verdict import Verdict
 from recarc.report.curves import Curve, best_member, curves, robust_alone
 from recarc.report.gallery import Data, Example, pictures
 from recarc.report.rescoring import Rescoring, rescoring
-from recarc.report.runs import ATTACK_OF_STAGE, BEST_MEMBER, STAGE_LABELS, Run, as_runs, numbered, position, role
+from recarc.report.runs import BEST_MEMBER, STAGE_LABELS, Run, as_runs, attack_stages, numbered, position, role
 
 TITLE = "How robust is this randomized ensemble, really?"
 MEMBER = "member (from 0)"  # heads columns of members, which have their numbers in members[0] and in the records
@@ -208,9 +208,8 @@ def _distinct(main: Run, runs: Sequence[Run]) -> list[Run]:
 def _rows(main: Run, comparable: list[Run]) -> list[Row]:
     evaluation = main.evaluation
     attacks = numbered((run.label, (run.evaluation.robust, run.label)) for run in comparable)
-    for stage, label in ATTACK_OF_STAGE.items():
-        if stage in evaluation.stages:
-            attacks.setdefault(label, (evaluation.stage_accuracies[stage], label))
+    for stage, label in attack_stages(evaluation.stages).items():
+        attacks.setdefault(label, (evaluation.stage_accuracies[stage], label))
     strongest = min(figure.value for figure, _ in attacks.values())
     rows = [Row("Clean", "no attack", evaluation.clean)]
     if evaluation.alone is not None:
@@ -250,9 +249,10 @@ def _matrix(run: Run) -> Matrix | None:
 def _decided(main: Run) -> list[Bar]:
     counts = main.evaluation.to_json()["decided_by"]
     total = max(1, len(main.evaluation))
-    colour = {stage: role(label) for stage, label in ATTACK_OF_STAGE.items()}
+    labels = attack_stages(counts)
+    colour = {stage: role(label) for stage, label in labels.items()}
     return [
-        Bar(STAGE_LABELS.get(stage, stage), colour.get(stage, "tight"), count, count / total)
+        Bar({**STAGE_LABELS, **labels}.get(stage, stage), colour.get(stage, "tight"), count, count / total)
         for stage, count in counts.items()
         if count
     ]
@@ -265,9 +265,8 @@ def _reached(comparable: list[Run]) -> list[Bar]:
     runs = [run for run in runs if np.array_equal(run.evaluation.records.index, index)]
     scores = numbered((run.label, run.evaluation.robust_scores) for run in runs)
     for evaluation in (run.evaluation for run in runs):
-        for stage, label in ATTACK_OF_STAGE.items():
-            if stage in evaluation.stages:
-                scores.setdefault(label, evaluation.score(evaluation.stages[stage]))
+        for stage, label in attack_stages(evaluation.stages).items():
+            scores.setdefault(label, evaluation.score(evaluation.stages[stage]))
     if len(scores) < 2:
         return []
     worst = np.min(np.stack(list(scores.values())), axis=0)

@@ -10,7 +10,7 @@ import numpy as np
 
 from recarc.evaluation.fingerprint import Json, canonical, eps_text
 from recarc.evaluation.result import Estimate, estimate
-from recarc.report.runs import ATTACK_OF_STAGE, BEST_MEMBER, Run, position, role
+from recarc.report.runs import BEST_MEMBER, Run, attack_stages, position, role
 
 AXES = {
     "alpha": "sampling probability of the first member",
@@ -148,7 +148,7 @@ def implied_figures(run: Run) -> dict[str, Estimate]:
     evaluation = run.evaluation
     figures = {"Clean": evaluation.clean}
     stages = evaluation.stage_accuracies
-    figures |= {label: stages[stage] for stage, label in ATTACK_OF_STAGE.items() if stage in stages}
+    figures |= {label: stages[stage] for stage, label in attack_stages(stages).items()}
     if evaluation.alone is not None and evaluation.floor_scores is not None:
         figures["Floor"] = estimate(evaluation.floor_scores)
         figures[BEST_MEMBER] = best_member(run)[1]

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from recarc.attacks import registry
+from recarc.attacks.tight import EXTRA
 from recarc.errors import InputError
 from recarc.evaluation.fingerprint import Json, canonical, eps_text, fingerprint
 from recarc.evaluation.result import Evaluation
@@ -45,6 +46,12 @@ ROLES = {
     BEST_MEMBER: "best",
 }
 FIRST, LAST = ("Clean", "PGD", "AdaptivePGD", "ARC"), ("Tight", "Floor", BEST_MEMBER)  # all others in between
+
+
+def attack_stages(stages: Iterable[str]) -> dict[str, str]:
+    """The stages that are attacks by themselves, with their labels: those above, and the user's own (`Tight.extra`)."""
+    own = {stage: stage.removeprefix(EXTRA) for stage in stages if stage.startswith(EXTRA)}
+    return {stage: label for stage, label in ATTACK_OF_STAGE.items() if stage in stages} | own
 
 
 @dataclass(frozen=True)
