@@ -12,13 +12,13 @@ demo: $(STAMP)
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -rs
 
-# Mutated files for every reader, e.g. `make fuzz N=10000`; FROM is the first seed.
+# Mutated files for every reader, e.g. `make fuzz N=10000 JOBS=8`; FROM is the first seed.
 fuzz: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py $(or $(N),1000) $(FROM)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py $(or $(N),1000) --first $(or $(FROM),0) --jobs $(or $(JOBS),1)
 
-# kill -9 of evaluations and, half as often, of trainings, e.g. `make chaos KILLS=100`.
+# Kills of evaluations, trainings, ranks and nodes, and full disks, e.g. `make chaos KILLS=100 JOBS=8`.
 chaos: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/chaos.py $(KILLS)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/chaos.py $(or $(KILLS),100) $(PARTS) --jobs $(or $(JOBS),1)
 
 # A table or figure of the paper, e.g. `make paper ITEM=table1 OPTIONS="--limit 100"`; without ITEM, the list of them.
 paper: $(STAMP)

@@ -7,6 +7,7 @@ files is read in a process of its own, so that a crash or an endless loop costs 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import io
@@ -25,6 +26,7 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,7 @@ from recarc.models import build, import_checkpoint  # noqa: E402
 from recarc.report import build_report, load_runs, render  # noqa: E402
 from recarc.training.checkpoint import CONFIG, SEAL, STATE, CheckpointFolder, sealed  # noqa: E402
 
-SECONDS, CHUNK, ALLOWED = 10, 50, 2 * 2**30
+SECONDS, CHUNK, SLICE, ALLOWED = 10, 50, 200, 2 * 2**30
 CANARY = "recarc_fuzz_canary"  # a module and a program that a payload asks for
 PAYLOADS = (
     b"cos\nsystem\n(S'" + CANARY.encode() + b"'\ntR.",
@@ -372,26 +374,40 @@ def campaign(subject: Subject, seeds: range) -> tuple[Counter[str], int, list[st
     return counts, largest, notes
 
 
-def main(wanted: int, first: int = 0) -> int:
+def one_slice(number: int, seeds: range) -> tuple[Counter[str], int, list[str], float]:
+    start = time.monotonic()
+    return *campaign(SUBJECTS[number], seeds), time.monotonic() - start
+
+
+def main(wanted: int, first: int = 0, jobs: int = 1) -> int:
     columns = ("accepted", "refused", "traceback", "executed", "hang", "crash")
     heads = ("tried", *columns, "largest MB", "s")
     print(f"{'':26}" + "".join(f"{head:>11}" for head in heads), flush=True)
-    totals, largest, notes, begin = Counter[str](), 0, [], time.monotonic()
+    totals, largest, notes, begin = Counter[str](), 0, list[str](), time.monotonic()
 
     def line(name: str, counts: Counter[str], memory: int, seconds: float) -> None:
         cells = (sum(counts.values()), *(counts[c] for c in columns), memory // 10**6, round(seconds))
         print(f"{name:26}" + "".join(f"{cell:>11,}" for cell in cells), flush=True)
 
-    with originals():
-        for k, subject in enumerate(SUBJECTS):
-            start, share = time.monotonic(), wanted // len(SUBJECTS) + (k < wanted % len(SUBJECTS))
-            counts, memory, found = campaign(subject, range(first, first + share))
-            line(subject.name, counts, memory, time.monotonic() - start)
-            totals, largest, notes = totals + counts, max(largest, memory), notes + found
+    with originals(), ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+        slices: list[list[Any]] = []
+        for k in range(len(SUBJECTS)):
+            seeds = range(first, first + wanted // len(SUBJECTS) + (k < wanted % len(SUBJECTS)))
+            slices.append([pool.submit(one_slice, k, seeds[i : i + SLICE]) for i in range(0, len(seeds), SLICE)])
+        for subject, running in zip(SUBJECTS, slices):
+            done = [part.result() for part in running]
+            counts, memory = sum((d[0] for d in done), Counter[str]()), max((d[1] for d in done), default=0)
+            line(subject.name, counts, memory, sum(d[3] for d in done))
+            totals, largest, notes = totals + counts, max(largest, memory), notes + [n for d in done for n in d[2]]
     line("all", totals, largest, time.monotonic() - begin)
     print(*notes[:20], sep="\n")
     return int(bool(notes) or largest > ALLOWED)
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000, int(sys.argv[2]) if len(sys.argv) > 2 else 0))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=int, nargs="?", default=1000, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
+    asked = parser.parse_args()
+    sys.exit(main(asked.files, asked.first, asked.jobs))

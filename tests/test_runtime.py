@@ -203,14 +203,15 @@ print(" | ".join(lines), flush=True)
 """
 
 
-def test_two_processes_agree_and_fail_together() -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+def two_ranks(script: str, **more: str) -> list[subprocess.Popen[str]]:
+    """Two processes that run this code, as a scheduler without torchrun starts them."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", **more}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         environment["MASTER_PORT"] = str(free.getsockname()[1])
-    processes = [
+    return [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", SCRIPT],
+            [sys.executable, "-W", "ignore", "-c", script],
             env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -218,12 +219,39 @@ def test_two_processes_agree_and_fail_together() -> None:
         )
         for rank in range(2)
     ]
+
+
+def test_two_processes_agree_and_fail_together() -> None:
+    processes = two_ranks(SCRIPT)
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], [error[-2000:] for _, error in outputs]
     assert [output.strip().splitlines()[-1] for output, _ in outputs] == [
         "0 of 2 | decided by 0 | 0 | InputError: bad | RunError: rank 1: disk full",
         "1 of 2 | decided by 0 | 10 | InputError: bad | RunError: disk full",
     ]
+
+
+STOPPED = """
+import os, signal
+from recarc.runtime import joined_ranks
+
+with joined_ranks() as ranks:
+    if ranks.first:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    ranks.wait()
+"""
+
+
+def test_a_stopped_rank_0_is_noticed_although_it_holds_the_store() -> None:
+    first, second = two_ranks(STOPPED, RECARC_RANK_TIMEOUT="1")
+    try:
+        error = second.communicate(timeout=120)[1]
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.communicate()
+    assert second.returncode == 3
+    assert "[rank 1] interrupted: rank 0 gave no sign of life for 1 s" in error and "Traceback" not in error
 
 
 # Meeting again, and ranks that fall silent -----------------------------------------------------------------

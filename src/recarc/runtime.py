@@ -131,21 +131,26 @@ class Heartbeat:
 
     A rank that is stopped or unreachable would be waited for in vain, deep inside a collective operation that nothing
     can interrupt: so this process says which rank it is and exits with 3. Files are written whole, so a rerun resumes.
+    The signs lie in a store that rank 0, or its torchrun, holds: if that one is stopped, the store does not answer.
     """
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
         self.store, self.rank, self.world = store, rank, world
         self.limit = float(os.environ.get("RECARC_RANK_TIMEOUT", SILENT))
+        self.every = min(5.0, self.limit / 10)
+        self._answered = time.monotonic()  # when the store last did
         self._waits, self._ended = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._threads = [threading.Thread(target=task, daemon=True) for task in (self._beat, self._watch_store)]
 
     def __enter__(self) -> Heartbeat:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join(2 * self.every)  # longer only if the store does not answer
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -159,29 +164,41 @@ class Heartbeat:
     def _beat(self) -> None:
         seen = {r: (b"", time.monotonic()) for r in range(self.world) if r != self.rank}  # last sign, and when
         for count in itertools.count():
-            ended = self._ended.wait(min(5.0, self.limit / 10))
+            ended = self._ended.wait(self.every)
             try:
                 self.store.set(f"alive {self.rank}", GONE if ended else str(count))
                 for r in seen:
                     sign = self.store.get(f"alive {r}") if self.store.check([f"alive {r}"]) else b""
                     if sign != seen[r][0] or sign == GONE.encode():
                         seen[r] = sign, time.monotonic()
-            except RuntimeError:  # the store is closed: the job is ending
-                return
-            silent = [r for r, (_, when) in seen.items() if time.monotonic() - when > self.limit]
+            except RuntimeError:  # the store is closed: the job is ending, or whoever holds the store was killed
+                if ended:
+                    return
+                continue
+            self._answered = time.monotonic()
+            silent = [r for r, (_, when) in seen.items() if self._answered - when > self.limit]
             if ended:
                 return
             if silent and self._waits.is_set():
                 self._give_up(silent[0])
 
+    def _watch_store(self) -> None:
+        """In a thread of its own: whoever asks a store that is stopped waits for ever."""
+        while not self._ended.wait(self.every):
+            if self._waits.is_set() and time.monotonic() - self._answered > self.limit:
+                self._give_up(0)
+
     def _give_up(self, silent: int) -> None:
-        print(
+        _leave(
             f"[rank {self.rank}] interrupted: rank {silent} gave no sign of life for {self.limit:g} s: it is stopped, "
-            "hung or unreachable; end it, and rerun the command to resume",
-            file=sys.stderr,
-            flush=True,
+            "hung or unreachable; end it, and rerun the command to resume"
         )
-        os._exit(3)
+
+
+def _leave(line: str) -> None:
+    """End this process, whatever its other threads are waiting for."""
+    print(line, file=sys.stderr, flush=True)
+    os._exit(3)
 
 
 @dataclass(frozen=True)
@@ -249,9 +266,16 @@ def meet(backend: str, timeout: timedelta | None = None) -> Heartbeat:
     Each time under a new key of the store: torch's own key still holds the old addresses when processes meet again,
     for another evaluation or because torchrun has restarted them.
     """
-    store, rank, world = next(iter(dist.rendezvous("env://")))
-    fresh = dist.PrefixStore(common_key(store, rank, world), store)
-    dist.init_process_group(backend, store=fresh, rank=rank, world_size=world, timeout=timeout)
+    late = f"[rank {os.environ.get('RANK')}] interrupted: the ranks did not meet within {ARRIVED:g} s: one is stopped, "
+    timer = threading.Timer(ARRIVED + 30, _leave, [late + "hung or unreachable; rerun the command to resume"])
+    timer.daemon = True
+    timer.start()
+    try:
+        store, rank, world = next(iter(dist.rendezvous("env://")))
+        fresh = dist.PrefixStore(common_key(store, rank, world), store)
+        dist.init_process_group(backend, store=fresh, rank=rank, world_size=world, timeout=timeout)
+    finally:
+        timer.cancel()
     return Heartbeat(fresh, rank, world)
 
 
