@@ -34,7 +34,7 @@ def relu_mlp(
     layers: list[nn.Module] = []
     for k in range(depth):
         layers += [nn.Linear(dim if k == 0 else width, width), nn.ReLU()]
-    return _prepared(nn.Sequential(*layers, nn.Linear(width, classes)), steep)
+    return _prepared(nn.Sequential(*layers, nn.Linear(width, classes)), steep, dim)
 
 
 def residual(seed: int, classes: int = 4, steep: float = 2.0) -> nn.Module:
@@ -43,14 +43,18 @@ def residual(seed: int, classes: int = 4, steep: float = 2.0) -> nn.Module:
     net.bn1.running_mean.normal_()  # type: ignore[union-attr]
     net.bn1.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
     nn.init.normal_(net.bn1.weight)
-    return _prepared(net, steep)
+    return _prepared(net, steep, 2, 4, 4)
 
 
-def _prepared(net: nn.Module, steep: float) -> nn.Module:
+def _prepared(net: nn.Module, steep: float, *shape: int) -> nn.Module:
+    """Steeper weights, and a last bias with which all classes are about as likely in the cube."""
+    net = net.double().eval()
     with torch.no_grad():
         for p in net.parameters():
             p.mul_(steep)
-    return net.double().eval()
+        last = [m for m in net.modules() if isinstance(m, nn.Linear)][-1]
+        last.bias -= net(torch.rand(256, *shape, dtype=torch.float64)).mean(0)
+    return net
 
 
 def points_of(ball: Ball, x: Tensor, y: Tensor, net: nn.Module, count: int, seed: int = 0, steps: int = 1) -> Tensor:

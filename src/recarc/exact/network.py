@@ -152,10 +152,16 @@ class _Builder:
         def function(*inputs: Tensor) -> Tensor:
             return self._call(node, {**constants, **dict(zip(sources, inputs, strict=True))})
 
+        def absolute(z: Tensor) -> Tensor:
+            sizes = {n: v.abs() if isinstance(v, Tensor) else v for n, v in constants.items()}
+            return self._call(node, {**sizes, sources[0]: z})
+
         if "alpha" in node.kwargs or (key == "getitem" and not _keeps_samples(node.args[1])):
             raise InputError(f"{_name(node, self.module)} has no bound rule with these arguments")
         if key in SUMS or (key in MONOTONE and len(sources) == 1):
             return function, lambda *radii: function(*radii) - function(*(torch.zeros_like(r) for r in radii))
+        if key in WEIGHTED and sources == [node.args[0]]:
+            return function, lambda r: absolute(r) - absolute(torch.zeros_like(r))
         if key in ("sub", "rsub", "neg"):
             return function, lambda *radii: sum(radii[1:], radii[0]).expand(len(radii[0]), *shape)
         if key in ("mul", "truediv", "div") and len(sources) == 1 and not _divides_by(node, sources[0]):
@@ -176,6 +182,7 @@ KNOWN = "those of linear, convolution, batch norm, ReLU, average pooling, flatte
 SHAPES = ("flatten", "view", "reshape", "squeeze", "unsqueeze", "contiguous", "dropout")
 SUMS = ("add", "iadd", "cat", "concat")
 MONOTONE = ("avg_pool2d", "adaptive_avg_pool2d", "mean", "pad", "getitem")
+WEIGHTED = ("linear", "conv2d")
 RELUS = ("relu", "relu_")
 
 
