@@ -18,7 +18,7 @@ from tiny import linear
 
 def certified(rec: RandomizedEnsemble, x: torch.Tensor, y: torch.Tensor, ball: Ball, steps: int = 5) -> Certified:
     found = [margins(network_of(member, x), x, y, ball, steps) for member in rec.members]
-    return Certified(joint_certificates(found, x, ball), ~rec.correct(x, y))
+    return Certified(joint_certificates(found), ~rec.correct(x, y))
 
 
 def linear_ensemble(members: int, dim: int, classes: int, seed: int) -> RandomizedEnsemble:

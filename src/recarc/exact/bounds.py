@@ -72,7 +72,7 @@ class Bounds:
             if j not in coefficients:
                 continue
             a = coefficients.pop(j)
-            if self.network.steps[j].function is None:
+            if self.network.steps[j].is_relu:
                 line = self.lines[j].rows(sample)
                 lower = line.lower if slopes is None else torch.where(line.free, slopes[j], line.lower)
                 below = a.clamp(max=0)
@@ -104,7 +104,7 @@ def bounds(network: Network, x: Tensor, ball: Ball, crown: bool = True) -> Bound
     values = [(centre, radius)]
     for k, step in enumerate(network.steps[1:], 1):
         inputs = [values[j] for j in step.inputs]
-        if step.function is None:
+        if step.is_relu:
             (centre, radius) = inputs[0]
             low, high = centre - radius, centre + radius
             if crown:
@@ -113,7 +113,7 @@ def bounds(network: Network, x: Tensor, ball: Ball, crown: bool = True) -> Bound
             low, high = low.clamp(min=0), high.clamp(min=0)
             values.append(((low + high) / 2, (high - low) / 2))
         else:
-            assert step.magnitude is not None
+            assert step.function is not None and step.magnitude is not None
             values.append((step.function(*(c for c, _ in inputs)), step.magnitude(*(r for _, r in inputs))))
     centre, radius = values[network.output]
     return replace(known, logits=(centre - radius, centre + radius))
@@ -149,6 +149,7 @@ class Margins:
     b: Tensor  # (B, C)
     lowest: Tensor  # (B, C)
     slack: Tensor  # (B,): what a lowest margin must exceed to count
+    known: Bounds
 
     @property
     def open(self) -> Tensor:
@@ -175,7 +176,7 @@ def margins(network: Network, x: Tensor, y: Tensor, ball: Ball, steps: int = 20)
             line = _optimised(known, rows[part], sample[part], slack[sample[part]], steps)
             a[part], b[part], lowest[part] = line.a, line.b, line.lowest
         shape = (len(x), classes)
-        return Margins(a.reshape(*shape, *x.shape[1:]), b.reshape(shape), lowest.reshape(shape), slack)
+        return Margins(a.reshape(*shape, *x.shape[1:]), b.reshape(shape), lowest.reshape(shape), slack, known)
 
 
 def _optimised(known: Bounds, rows: Tensor, sample: Tensor, enough: Tensor, steps: int) -> Linear:

@@ -18,7 +18,6 @@ from torch import Tensor
 from recarc.ensemble import rounded
 from recarc.exact.bounds import NUMBERS, Margins
 from recarc.exact.floors import Floor
-from recarc.geometry import Ball
 from recarc.simplex import project_simplex
 
 ALL_SETS = 8  # members up to which every set is looked at; beyond, only single members and pairs
@@ -42,6 +41,7 @@ class Certified:
 
     excluded: Tensor
     fooled: Tensor
+    x_adv: Tensor | None = None  # (B, ...) that point
 
     @property
     def sets(self) -> list[Set]:
@@ -87,14 +87,14 @@ class Certified:
         return Floor(lowest, upper, self.alone.double().mean(1))
 
 
-def joint_certificates(margins: Sequence[Margins], x: Tensor, ball: Ball) -> Tensor:
-    """(K, B): which of `sets_of(M)` cannot be fooled together, from every member's linear bounds on the balls."""
-    return _Search(margins, x.double(), ball.widened(x.double())).run()
+def joint_certificates(margins: Sequence[Margins]) -> Tensor:
+    """(K, B): which of `sets_of(M)` cannot be fooled together, from every member's linear bounds on the same balls."""
+    return _Search(margins).run()
 
 
 class _Search:
-    def __init__(self, margins: Sequence[Margins], x: Tensor, ball: Ball) -> None:
-        self.x, self.ball, self.margins = x, ball, margins
+    def __init__(self, margins: Sequence[Margins]) -> None:
+        self.x, self.ball, self.margins = margins[0].known.x, margins[0].known.ball, margins
         self.a = [m.a.flatten(2) for m in margins]
         self.open = [m.open for m in margins]
         self.slack = torch.stack([m.slack for m in margins]).amax(0)
@@ -102,7 +102,7 @@ class _Search:
         self.left: dict[Set, Tensor] = {}  # choices that are not excluded, (n, 1 + |S|): the sample, then a class each
 
     def run(self) -> Tensor:
-        excluded = []
+        excluded: list[Tensor] = []
         for s in sets_of(len(self.margins)):
             bits = torch.ones(len(self.x), dtype=torch.bool, device=self.x.device)
             for part in itertools.combinations(s, len(s) - 1):

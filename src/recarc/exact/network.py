@@ -37,6 +37,10 @@ class Step:
     function: Function | None = None
     magnitude: Function | None = None
 
+    @property
+    def is_relu(self) -> bool:
+        return self.function is None and bool(self.inputs)
+
 
 class Network:
     """The steps of a module, in the order of execution; weights are read when a step is applied."""
@@ -57,7 +61,7 @@ class Network:
         """(B, C) outputs, step by step."""
         values = [x]
         for step in self.steps[1:]:
-            values.append(F.relu(values[step.inputs[0]]) if step.function is None else self._apply(step, values))
+            values.append(F.relu(values[step.inputs[0]]) if step.is_relu else self._apply(step, values))
         return values[self.output]
 
     @staticmethod
