@@ -19,7 +19,7 @@ from recarc.errors import InputError, RunError
 from recarc.evaluation import checks
 from recarc.evaluation.attack import run_attack
 from recarc.evaluation.judge import judge
-from recarc.evaluation.masking import Signal, probe_rows
+from recarc.evaluation.masking import Signal, left_rows, probe_rows
 from recarc.evaluation.prepare import Prepared, Settings, prepare
 from recarc.evaluation.progress import Progress, Shard, notify, progress_bar
 from recarc.evaluation.records import Records, joined
@@ -202,10 +202,24 @@ class _Process:
         """The result from the records of all ranks; the first rank checks it and writes the summary."""
         result = self._load(folder)
         if self.ranks.first:
-            result.signals = list(dict.fromkeys([*result.signals, *checks.check_result(result, self.prepared.classes)]))
+            new = checks.check_result(result, self.prepared.classes)
+            if not folder.summary().get("complete"):
+                new += self.measure_survivors(result)
+            result.signals = list(dict.fromkeys([*result.signals, *new]))
             result.warnings = list(dict.fromkeys([*result.warnings, *warned]))
             folder.write_summary(result.to_json())
         return result
+
+    def measure_survivors(self, result: Evaluation) -> list[Signal]:
+        """The signals of the members on a random few of the samples that each of them withstood; warns of each."""
+        known = {signal.member for signal in result.signals}
+        signals = []
+        for i in sorted(self.prepared.members.order) if result.alone is not None and result.complete else ():
+            rows = left_rows(result.alone[i])
+            if i not in known and len(rows):
+                left = self.prepared.problem(rows)
+                signals += checks.check_survivor(i, left.ensemble.members[i], left.x, left.y, left.ball)
+        return signals
 
     def _load(self, folder: RunFolder) -> Evaluation:
         deadline = time.monotonic() + VISIBLE_AFTER
