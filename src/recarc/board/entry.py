@@ -18,7 +18,6 @@ from recarc.errors import InputError
 from recarc.evaluation.engine import evaluate
 from recarc.evaluation.fingerprint import eps_text, module_hash
 from recarc.evaluation.intervals import paired_interval
-from recarc.evaluation.judge import tolerance
 from recarc.evaluation.run_folder import RunFolder
 from recarc.evaluation.samples import Samples
 from recarc.geometry import Ball
@@ -138,7 +137,7 @@ def judged_again(entry: Entry) -> str:
     for rows, x_adv in saved_inputs(run):
         x, y = (t.to(entry.ensemble.device_of_members()) for t in entry.samples.batch(rows))
         x_adv = x_adv.to(x.device)
-        excess = entry.ball.violation(x.double(), x_adv.double()) - tolerance(x.double(), entry.ball)
+        excess = entry.ball.violation(x.double(), x_adv.double()) - entry.ball.tolerance(x.double())
         worst = max(worst, float(excess.max()))
         with frozen(entry.ensemble):
             right.append(entry.ensemble.expected_accuracy(x_adv, y).cpu().numpy())

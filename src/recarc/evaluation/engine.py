@@ -213,8 +213,10 @@ class _Process:
     def measure_survivors(self, result: Evaluation) -> list[Signal]:
         """The signals of the members on a random few of the samples that each of them withstood; warns of each."""
         known = {signal.member for signal in result.signals}
-        signals = []
-        for i in sorted(self.prepared.members.order) if result.alone is not None and result.complete else ():
+        signals: list[Signal] = []
+        if result.alone is None or not result.complete:
+            return signals
+        for i in sorted(self.prepared.members.order):
             rows = left_rows(result.alone[i])
             if i not in known and len(rows):
                 left = self.prepared.problem(rows)
