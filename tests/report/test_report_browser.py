@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import SCRIPT, make_runs
+from small_runs import SCRIPT
 
 from recarc.board import Board, Row, write_board
 from recarc.evaluation import Evaluation
 from recarc.report import build_report, load_runs, write_page
 
+pytestmark = pytest.mark.xdist_group("report")  # one worker, so that the runs are made once
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
     "--no-sandbox",
@@ -140,13 +141,12 @@ def test_the_slider_shows_what_python_computes(browser: Any, address: str, runs:
         assert opened.rescored() == before
 
 
-def test_three_sliders_are_normalised(browser: Any, tmp_path: Path) -> None:
-    folder = make_runs(tmp_path / "runs", members=3, sweeps=False)
-    page = write_page(build_report(load_runs([folder])), tmp_path / "report.html")
+def test_three_sliders_are_normalised(browser: Any, runs_of_three: Path, tmp_path: Path) -> None:
+    page = write_page(build_report(load_runs([runs_of_three])), tmp_path / "report.html")
     with Opened(browser, page.as_uri()) as opened:
         for k, weight in enumerate((1.0, 0.5, 0.5)):
             opened.slide(f"alpha-{k}", weight)
-        expected = Evaluation.load(folder / "arc").robust_at([0.5, 0.25, 0.25]).value
+        expected = Evaluation.load(runs_of_three / "arc").robust_at([0.5, 0.25, 0.25]).value
         assert opened.rescored()["ARC"] == pytest.approx(expected, abs=1e-9)
         assert [opened.page.locator(f"#alpha-text-{k}").inner_text() for k in range(3)] == ["0.50", "0.25", "0.25"]
 
