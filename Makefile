@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test fuzz chaos paper bench peers docs browser lint format clean
+.PHONY: demo test fuzz chaos paper bench peers docs browser lint format release clean
 
 demo: $(STAMP)
 	$(BIN)/recarc demo
@@ -54,6 +54,14 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix src tests examples paper
 	$(BIN)/ruff format src tests examples paper
+
+# What a release consists of, in dist/, with checksums to publish beside it; the wheel depends on the commit alone.
+release: $(STAMP)
+	rm -rf build dist
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'setuptools>=77'
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -c \
+		"from setuptools import build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')" > /dev/null
+	cd dist && sha256sum * | tee SHA256SUMS
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -174,16 +174,16 @@ def end_all(pids: list[int]) -> None:
 
 def jobs(nodes: int, root: Path, wanted: int, port: int) -> Counter[str]:
     """Kill a process or a node again and again until the job is done; then the next job."""
-    found, start = Counter[str](), time.monotonic()
+    found = Counter[str]()
     job = Job(root / "whole", nodes, port)
     if not job.succeeded():
         raise SystemExit(f"a job that was left alone failed: {(root / 'whole.0.log').read_text()[-2000:]}")
-    seconds, whole = time.monotonic() - start, digest(SHARED, root / "whole")
+    whole = digest(SHARED, root / "whole")
     while found["kills"] < wanted:
         found["runs"] += 1
         run = root / f"run-{found['runs']}"
         job, kills = Job(run, nodes, port + found["runs"]), 0
-        while kills < 3 and found["kills"] + kills < wanted and not asleep(job, random.uniform(seconds / 3, seconds)):
+        while kills < 3 and found["kills"] + kills < wanted and reached_a_moment(job):
             found["halfway"] += SHARED.halfway(run)
             job.kill()
             kills += 1
@@ -199,12 +199,13 @@ def jobs(nodes: int, root: Path, wanted: int, port: int) -> Counter[str]:
     return found
 
 
-def asleep(job: Job, seconds: float) -> bool:
-    """Wait; whether the job ended meanwhile."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and not job.ended():
-        time.sleep(0.05)
-    return job.ended() or job.complete()
+def reached_a_moment(job: Job) -> bool:
+    """Wait for some more shards or, one time in four, for some seconds, in which ranks start and meet."""
+    until = time.monotonic() + (random.uniform(0, 4) if random.random() < 0.25 else 600)
+    shards = len(SHARED.result(job.run)) + random.randrange(1, 40)
+    while time.monotonic() < until and len(SHARED.result(job.run)) < shards and not job.ended():
+        time.sleep(0.01)
+    return not job.ended() and not job.complete()
 
 
 # The campaign ----------------------------------------------------------------------------------------------

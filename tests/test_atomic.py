@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from recarc import atomic
-from recarc.atomic import Lock, replacing, sweep, write_all, write_bytes
+from recarc.atomic import Lock, replacing, sweep, sweep_beside, write_all, write_bytes
 
 
 def names(folder: Path) -> list[str]:
@@ -80,6 +81,18 @@ def test_several_files_are_written_together_or_not_at_all(tmp_path: Path, monkey
     assert names(tmp_path) == ["a", "sub"] and names(tmp_path / "sub") == []
     write_all(files)
     assert {path: path.read_bytes() for path in files} == files and names(tmp_path / "sub") == ["b"]
+
+
+def test_leftovers_of_one_folder_are_swept_and_nothing_else(tmp_path: Path) -> None:
+    """A kill while a training run wrote its ensemble left the half-written folder beside it, for ever."""
+    for name in ("rec", "rec.other", "other", "rec.json"):
+        with replacing(tmp_path / name) as part:
+            part.mkdir()
+        (tmp_path / name).rename(part)
+    (tmp_path / ".rec.part").mkdir()
+    sweep_beside(tmp_path / "rec")
+    left = names(tmp_path)
+    assert len(left) == 4 and not any(re.fullmatch(r"\.rec\.[0-9a-f]{16}\.part", name) for name in left)
 
 
 def test_leftovers_are_swept_and_nothing_else(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -87,6 +88,14 @@ def sweep(folder: Path, older_than: float = 0.0) -> None:
         with contextlib.suppress(OSError):
             if time.time() - leftover.stat().st_mtime >= older_than:
                 _remove(leftover)
+
+
+def sweep_beside(path: Path) -> None:
+    """Remove what processes that were killed while they wrote `path` left; call it only as the one that may write."""
+    ours = re.compile(rf"\.{re.escape(path.stem)}\.[0-9a-f]{{16}}{re.escape(PART + path.suffix)}")
+    for leftover in path.parent.glob(f".*{PART}*"):
+        if ours.fullmatch(leftover.name):
+            _remove(leftover)
 
 
 class Lock:

@@ -15,20 +15,23 @@ from typing import Any
 
 import data_files as files
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import scipy.io
 from PIL import Image
 
-from recarc.data import decode, formats, load
-from recarc.data.formats import svhn
+from recarc.data import decode, formats, load, parquet_pages
+from recarc.data.formats import parquet, svhn
 from recarc.errors import InputError
 
 
 @pytest.fixture(autouse=True)
 def low_limit(monkeypatch: Any) -> None:
     """So that a bomb of a few MB stands for one of gigabytes."""
-    for module in (formats, svhn):
+    for module in (formats, svhn, parquet, parquet_pages):
         monkeypatch.setattr(module, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(parquet_pages, "MOST_PAGE", 2**17)
 
 
 def zip_bomb_idx(folder: Path) -> str:
@@ -86,6 +89,44 @@ def pickle_of_many_operations(folder: Path) -> str:
     return batch(folder, b"\x80\x02" + b"N0" * 600_000 + b"N.")
 
 
+def parquet_file(folder: Path, encoded: list[bytes], labels: list[int] | None = None) -> str:
+    images = {"bytes": pa.array(encoded), "path": pa.array(["a"] * len(encoded))}
+    columns = {
+        "img": pa.StructArray.from_arrays(list(images.values()), list(images)),
+        "label": labels or [0] * len(encoded),
+    }
+    (folder / "cifar10").mkdir()
+    pq.write_table(pa.table(columns), folder / "cifar10" / "test.parquet", compression="zstd")
+    return "cifar10"
+
+
+def parquet_with_a_page_that_the_footer_belittles(folder: Path) -> str:
+    """62 kB of this kind took 7.5 GB: the sizes in the footer are small, those in the pages are not."""
+    name = parquet_file(folder, [files.encoded(files.some_images(1)[0][0]) + bytes(2**20)])
+    path = folder / "cifar10" / "test.parquet"
+    raw, group = path.read_bytes(), pq.read_metadata(path).row_group(0)
+    footer = raw[-8 - int.from_bytes(raw[-8:-4], "little") : -8]
+    told = footer
+    for size in {group.total_byte_size, group.column(0).total_uncompressed_size}:
+        told = told.replace(varint(size), b"\x80\x88\x80\x00")  # 512, in four bytes too
+    assert len(varint(group.total_byte_size)) == 4 and told != footer
+    path.write_bytes(raw[: -8 - len(footer)] + told + raw[-8:])
+    assert pq.read_metadata(path).row_group(0).total_byte_size == 512
+    return name
+
+
+def varint(number: int) -> bytes:
+    """As Thrift's compact protocol writes a positive number."""
+    number, out = 2 * number, b""
+    while number > 127:
+        out, number = out + bytes([number & 127 | 128]), number >> 7
+    return out + bytes([number])
+
+
+def parquet_that_repeats_a_value(folder: Path) -> str:
+    return parquet_file(folder, [files.encoded(files.some_images(1)[0][0]) + bytes(50_000)] * 100)
+
+
 HOSTILE: list[Callable[[Path], str]] = [
     zip_bomb_idx,
     zip_bomb_mat,
@@ -95,6 +136,8 @@ HOSTILE: list[Callable[[Path], str]] = [
     pickle_with_a_large_memo,
     pickle_of_lists_in_lists,
     pickle_of_many_operations,
+    parquet_with_a_page_that_the_footer_belittles,
+    parquet_that_repeats_a_value,
 ]
 
 
@@ -140,6 +183,27 @@ def test_pipes_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "test" / "class0" / "a.png")
     with pytest.raises(InputError, match=r"a\.png: not a plain file"):
         load(tmp_path)
+
+
+def test_more_rows_than_a_file_can_hold_are_refused(tmp_path: Path) -> None:
+    parquet_file(tmp_path, [b"x"] * 20_000)
+    with pytest.raises(InputError, match="says that it holds 20000 images: refused"):
+        load("cifar10", "test", data_dir=tmp_path)
+
+
+def test_headers_of_pages_are_read_as_arrow_writes_them(tmp_path: Path) -> None:
+    """For every version and compression: as many values as the footer says, in pages of the sizes that Arrow knows."""
+    names = files.write_parquet(tmp_path / "a.parquet", *files.some_images(30))
+    for version, compression in (("1.0", "none"), ("2.0", "zstd"), ("2.0", "snappy")):
+        sink = io.BytesIO()
+        small = {"data_page_size": 500, "dictionary_pagesize_limit": 800}
+        pq.write_table(pq.read_table(names), sink, compression=compression, data_page_version=version, **small)
+        data, metadata = sink.getvalue(), pq.read_metadata(sink)
+        for chunk in parquet_pages._chunks(metadata, None):
+            pages = list(parquet_pages._pages(data, chunk))
+            assert sum(page.values for page in pages if page.kind != parquet_pages.DICTIONARY) == 30
+            headers = chunk.total_compressed_size - sum(page.packed for page in pages)
+            assert 0 < headers < 60_000 and (chunk.path_in_schema != "img.bytes" or len(pages) > 5)
 
 
 def test_names_that_are_not_utf_8_are_names(tmp_path: Path) -> None:

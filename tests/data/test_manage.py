@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import socket
 import sys
 import time
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 from recarc.data import CATALOG, available, check, get, load
-from recarc.errors import InputError
+from recarc.errors import InputError, RecarcWarning
 
 
 @pytest.fixture
@@ -67,6 +69,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
     def load_dataset(*args: Any, **options: Any) -> FakeRows:
         calls.append((*args, options["split"]))
+        assert re.fullmatch("[0-9a-f]{40}", options["revision"])  # whoever owns the repository cannot change the set
         if args[0] == "ILSVRC/imagenet-1k":
             return FakeRows(*files.some_images(5, size=224, classes=5), "image")
         return FakeRows(*files.some_images(20 if options["split"] == "train" else 10), "img")
@@ -239,3 +242,15 @@ def test_check_of_wrong_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     files.write_parquet(tmp_path / "test.parquet", *files.some_images(10))
     found = check("cifar10", data_dir=tmp_path)
     assert [f.what for f in found.findings if not f.ok] == ["contents"]
+
+
+def test_contents_of_the_official_size_that_are_not_the_official_ones_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load("digits", "test")
+    other = dataclasses.replace(CATALOG["digits"], fingerprints={"test": "0" * 64})
+    monkeypatch.setitem(CATALOG, "digits", other)
+    with pytest.warns(RecarcWarning, match=r"digits test \(scikit-learn\) has the official size, but other pixels"):
+        assert len(load("digits", "test", limit=5)) == 5

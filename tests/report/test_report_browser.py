@@ -112,12 +112,14 @@ def test_only_its_own_script_and_style_are_run(browser: Any, runs: Path, tmp_pat
     page = write_page(build_report(load_runs([runs / "arc"])), tmp_path / "report.html")
     text, foreign = page.read_text(encoding="utf-8"), "<style>h1 { display: none }</style>"
     foreign += "<script>document.title = 'taken'</script><img src='data:,' onerror='document.title = 1'>"
+    foreign += "<p id='odd' style='position: fixed'>text</p>"
     page.write_text(text.replace("<main>", f"<main>{foreign}"), encoding="utf-8")
     opened = Opened(browser, page.as_uri())
     opened.page.wait_for_timeout(200)
     assert opened.page.title() == build_report(load_runs([runs / "arc"])).title
     assert opened.page.locator("h1").is_visible()
-    assert len([p for p in opened.problems if "Content Security Policy" in p]) == 3 == len(opened.problems)
+    assert opened.page.evaluate("getComputedStyle(document.getElementById('odd')).position") == "static"
+    assert len([p for p in opened.problems if "Content Security Policy" in p]) == 4 == len(opened.problems)
     opened.context.close()
 
 

@@ -88,7 +88,7 @@ def _rows(spec: Spec, split: str, place: str) -> tuple[Any, str]:
 
     try:
         config = () if spec.hub_config is None else (spec.hub_config,)
-        rows = datasets.load_dataset(place, *config, split=split, streaming=spec.streamed)
+        rows = datasets.load_dataset(place, *config, split=split, streaming=spec.streamed, revision=spec.revision)
     except Exception as error:
         raise _failed(spec, place, error) from None
     columns = list(rows.features or rows.column_names or [])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from recarc.data import cache
 from recarc.data.catalog import CATALOG, Spec, named, owner, squeeze
 from recarc.data.formats import MOST_CLASSES, Format, check_labels, known_formats, layouts
 from recarc.data.imageset import ImageSet, StreamedImages, fingerprint
-from recarc.errors import InputError, unknown
+from recarc.errors import InputError, RecarcWarning, unknown
 
 DIGITS_SEED = 20220613
 TEST_SHARE = 5  # one in five
@@ -43,19 +44,27 @@ def load(
     if spec is None:
         path = folder_path(name, data_dir)
         return materialise(path_name(path), split, find_unnamed(path, split), None).limit(limit)
-    split = spec.split(split)
+    images = _load_named(spec, spec.split(split), data_dir, download)
+    official = spec.fingerprints.get(images.split, images.fingerprint)
+    if images.fingerprint != official and len(images) == spec.splits[images.split]:
+        found = f"{spec.name} {images.split} ({images.source}) has the official size, but other pixels, labels or order"
+        warnings.warn(f"{found}: figures are not comparable with published ones", RecarcWarning, stacklevel=2)
+    return images.limit(limit)
+
+
+def _load_named(spec: Spec, split: str, data_dir: PathLike | None, download: bool) -> ImageSet:
     if spec.embedded:
-        return load_digits(split).limit(limit)
+        return load_digits(split)
     files = locate(spec, split, data_dir)
     if files is not None:
-        return materialise(spec.name, split, files, spec).limit(limit)
+        return materialise(spec.name, split, files, spec)
     entry = None if data_dir else cache.newest(spec.name, split, spec.splits[split])
     if entry is not None:
-        return entry.image_set(f"cache of {entry.source}").limit(limit)
+        return entry.image_set(f"cache of {entry.source}")
     if download:
         from recarc.data import hub
 
-        return materialise(spec.name, split, hub.download(spec, split), spec).limit(limit)
+        return materialise(spec.name, split, hub.download(spec, split), spec)
     raise missing(spec, split, data_dir)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from recarc.data.parquet_pages import check_pages
+
 STAGE = "stage_"
 CLEAN = "clean"  # the entry before the first stage: no attack
 
@@ -110,6 +112,7 @@ def from_parquet(data: bytes) -> Records:
     import pyarrow.parquet as pq
 
     try:
+        check_pages(data, pq.read_metadata(io.BytesIO(data)))
         table = pq.read_table(io.BytesIO(data))
         layout = json.loads(table.schema.metadata[b"recarc"])
         members, components, n = int(layout["members"]), int(layout["components"]), table.num_rows

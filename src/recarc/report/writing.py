@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    rules = Rules()
     environment.filters |= {"percent": percent, "points": points, "eps": eps_text, "pretty": pretty}
     environment.globals |= {
         "curve_svg": curve_svg,
@@ -75,13 +77,34 @@ def environment() -> Environment:
         "legend_mark": legend_mark,
         "data_uri": data_uri,
         "colours": colours,
-        "trusted": Markup,
+        "rule": rules,
+        "drawn": rules.without_attributes,
         "asset": lambda name: Markup(_asset(environment, name)),
-        "asset_hash": lambda name: Markup(_source_hash(_asset(environment, name))),
+        "source_hash": lambda text: Markup(_source_hash(text)),
         "attack_text": attack_text,
         "MEMBER": MEMBER,
     }
     return environment
+
+
+class Rules:
+    """Styles of single elements, as classes of a sheet: the page's security policy allows no style attributes."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+
+    def __call__(self, style: str, *values: float) -> str:
+        """The class of this style, with numbers in it."""
+        text = style % values if values else style
+        return self.names.setdefault(text, f"s{len(self.names)}")
+
+    def without_attributes(self, drawing: str) -> Markup:
+        """An SVG drawing of our own with classes in place of style attributes."""
+        drawing = re.sub(r"<style.*?</style>", "", drawing, flags=re.DOTALL)
+        return Markup(re.sub(r' style="([^"<]*)"', lambda match: f' class="{self(match[1])}"', drawing))
+
+    def sheet(self) -> Markup:
+        return Markup("\n".join(f".{name} {{{text}}}" for text, name in self.names.items()))
 
 
 def write_page(report: Report, path: str | Path) -> Path:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recarc.atomic import sweep_beside
 from recarc.data.imageset import ImageSet
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
@@ -259,6 +260,7 @@ class TrainingRun:
         return chosen if chosen is not None else method.alpha(self.config.members)
 
     def _save(self, ensemble: RandomizedEnsemble, out: Path) -> None:
+        sweep_beside(out)  # a kill in the middle of the next line leaves a folder there
         try:
             save_ensemble(ensemble, out, made_by=self.provenance())
         except OSError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -20,8 +21,9 @@ import numpy as np
 
 from recarc.data.catalog import Spec, owner
 from recarc.data.decode import CROP, GREY_MODES, open_image, pixels
-from recarc.data.formats import MOST_BYTES, Block, Format, block_size, register, whole_labels
+from recarc.data.formats import BLOCK, MOST_BYTES, Block, Format, block_size, register, whole_labels
 from recarc.data.imageset import Reader
+from recarc.data.parquet_pages import longest_value
 from recarc.errors import InputError, first_line
 
 KEPT = 256 * 2**20  # bytes of encoded images that a reader keeps in memory
@@ -66,6 +68,7 @@ class Parquet(Format):
         for path in self.paths:
             with _Table(path, self.spec) as table:
                 row = 0
+                table.check_pixels(shape)
                 for data, labels in table.batches(block_size(shape)):
                     images = [
                         pixels(item, _row_name(path, row + i, name), shape) for i, (item, name) in enumerate(data)
@@ -179,11 +182,6 @@ class _Table:
         self.path = path
         with _one_line_errors(path):
             self.file = pq.ParquetFile(path)
-        meta, size = self.file.metadata, path.stat().st_size
-        for group in (meta.row_group(i) for i in range(meta.num_row_groups)):
-            unpacked = group.total_byte_size
-            if unpacked > max(MOST_BYTES, 16 * size):
-                raise InputError(f"{path} has {size} bytes and says that it unpacks to {unpacked}: refused")
         columns = self.file.schema_arrow.names
         wanted = (spec.label_column, *LABEL_COLUMNS[:2]) if spec else LABEL_COLUMNS
         self.image = next((name for name in IMAGE_COLUMNS if name in columns), "")
@@ -193,6 +191,11 @@ class _Table:
                 f"{path} has the columns {', '.join(columns)}; expected img or image (a struct of bytes and path) "
                 f"and {wanted[0]}, as on the Hub"
             )
+        stat = path.stat()
+        self.left = max(MOST_BYTES, 16 * stat.st_size)  # bytes of images that may still come out of this file
+        with _one_line_errors(path):
+            longest = longest_value(path, (stat.st_size, stat.st_mtime_ns), (self.image, self.label))
+        self.rows_at_once = max(1, KEPT // 4 // max(1, longest))
 
     def __enter__(self) -> _Table:
         return self
@@ -201,24 +204,32 @@ class _Table:
         self.file.close()
 
     def batches(self, size: int) -> Iterator[tuple[list[tuple[bytes, str]], np.ndarray]]:
-        iterator = self.file.iter_batches(batch_size=size, columns=[self.image, self.label])
+        for batch in self._record_batches(size, [self.image, self.label]):
+            yield self._encoded(batch.column(self.image)), self._labels(batch.column(self.label))
+
+    def group(self, index: int) -> list[tuple[bytes, str]]:
+        batches = self._record_batches(BLOCK, [self.image], row_groups=[index])
+        return [item for batch in batches for item in self._encoded(batch.column(self.image))]
+
+    def _record_batches(self, size: int, columns: list[str], **which: Any) -> Iterator[Any]:
+        iterator = self.file.iter_batches(batch_size=min(size, self.rows_at_once), columns=columns, **which)
         while True:
             with _one_line_errors(self.path):
                 batch = next(iterator, None)
             if batch is None:
                 return
-            yield self._encoded(batch.column(self.image)), self._labels(batch.column(self.label))
-
-    def group(self, index: int) -> list[tuple[bytes, str]]:
-        with _one_line_errors(self.path):
-            table = self.file.read_row_group(index, columns=[self.image]).combine_chunks()
-        chunks = table.column(self.image).chunks
-        return [item for chunk in chunks for item in self._encoded(chunk)]
+            yield batch
 
     def all_labels(self) -> np.ndarray:
         with _one_line_errors(self.path):
             column = self.file.read(columns=[self.label]).column(self.label)
         return self._labels(column)
+
+    def check_pixels(self, shape: tuple[int, int, int]) -> None:
+        """Refuse images of this shape that a file of this size can hold only if they are nearly empty."""
+        rows, size = self.file.metadata.num_rows, self.path.stat().st_size
+        if rows * math.prod(shape) > max(MOST_BYTES, 64 * size):
+            raise InputError(f"{self.path} has {size} bytes and says that it holds {rows} images of {shape}: refused")
 
     def group_rows(self) -> list[int]:
         meta = self.file.metadata
@@ -250,6 +261,9 @@ class _Table:
             ) from None
         if any(item is None for item in data):
             raise InputError(f"{self.path} holds paths without image bytes; write it with embedded images")
+        self.left -= sum(len(item) for item in data)
+        if self.left < 0:
+            raise InputError(f"{self.path} unpacks to far more than its size: refused")
         return list(zip(data, (name or "" for name in names)))
 
     def _labels(self, column: Any) -> np.ndarray:
