@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from recarc.lazy import attach
 
 if TYPE_CHECKING:
+    from recarc.report.comparison import Comparison, compare
     from recarc.report.content import Report, Section, build_report
     from recarc.report.figures import write_figures
     from recarc.report.plane import Plane, draw_plane, plane_svg

@@ -6,10 +6,11 @@ Figure objects throughout: neither pyplot nor a backend of the user's is touched
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recarc.report.comparison import Comparison
 from recarc.report.content import Matrix, Report
 from recarc.report.curves import Curve
 from recarc.report.gallery import Example, colours
@@ -66,6 +67,14 @@ def write_figures(report: Report, folder: str | Path, formats: Sequence[str] = F
     return write_files(figure_files(report, folder, formats))
 
 
+def drawn_bytes(draw: Callable[[], Figure], kind: str) -> bytes:
+    """One figure as a file, in the style of all."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        return figure_bytes(draw(), kind, dpi=200)
+
+
 def figure_files(report: Report, folder: str | Path, formats: Sequence[str] = FORMATS) -> dict[Path, bytes]:
     import matplotlib
 
@@ -85,6 +94,7 @@ def figures(report: Report) -> dict[str, Figure]:
     drawn |= {name: curve_figure(curve) for name, curve in zip(sweeps, report.curves)}
     matrices = file_names("cross_robustness", [""] * len(report.matrices))
     drawn |= {name: matrix_figure(matrix) for name, matrix in zip(matrices, report.matrices)}
+    drawn |= {"ensembles": forest_figure(report.comparison)} if report.comparison else {}
     return drawn | ({"pictures": pictures_figure(report.pictures)} if report.pictures else {})
 
 
@@ -99,6 +109,27 @@ def attacks_figure(report: Report) -> Figure:
         axes.text(high + 1.5, k, f"{value:.1f}", va="center", fontsize=8)
     axes.set(yticks=range(len(rows)), yticklabels=[row.name for row in rows], xlim=(0, 108), xlabel="accuracy (%)")
     axes.grid(axis="y", visible=False)
+    return figure
+
+
+def forest_figure(comparison: Comparison) -> Figure:
+    """Robust accuracies with their floors, and the paired differences to the reference, one line per ensemble."""
+    entries = comparison.entries[::-1]
+    figure, [panels] = new_figure((6.4, 0.42 * len(entries) + 1.0), 1, 2)
+    for k, entry in enumerate(entries):
+        for axes, found in zip(panels, (entry.robust, entry.difference)):
+            if found is not None:
+                axes.plot([100 * found.low, 100 * found.high], [k, k], color=COLOURS[entry.role], linewidth=1.6)
+                axes.plot(100 * found.value, k, "o", color=COLOURS[entry.role], markersize=5)
+        if entry.floor is not None:
+            panels[0].plot(100 * entry.floor.value, k, "|", color=COLOURS[entry.role], markersize=11)
+    panels[1].axvline(0, color="#1b2330", linewidth=0.8)
+    panels[0].set(xlabel="robust accuracy (%), | floor", yticks=range(len(entries)))
+    panels[0].set_yticklabels([entry.name for entry in entries])
+    panels[1].set(xlabel=f"minus {comparison.reference} (points)", yticks=range(len(entries)), yticklabels=[])
+    for axes in panels:
+        axes.set_ylim(-0.6, len(entries) - 0.4)
+        axes.grid(axis="y", visible=False)
     return figure
 
 
