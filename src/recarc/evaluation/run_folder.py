@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from recarc import atomic
 from recarc.atomic import LOCK, PART
 from recarc.errors import InputError, RunError, first_line
 from recarc.evaluation.fingerprint import Json, fingerprint
 from recarc.evaluation.masking import Signal
-from recarc.evaluation.records import Records, from_parquet, to_parquet
+from recarc.evaluation.records import Records, from_parquet, taken, to_parquet
+from recarc.provenance import environment
 
 SavedLogits = list[list[str] | None]  # per member on the first samples, a line each; None: the member is random
 
@@ -185,6 +187,23 @@ class RunFolder:
                 if self.file(k).exists():
                     damaged.append(k)
         return todo, damaged
+
+
+def save_run(path: str | Path, configuration: Json, records: Records, summary: Json) -> Path:
+    """A run folder of records that exist already; where the members' logits are not known, nothing is compared."""
+    configuration = {**configuration, "save_inputs": False}
+    with locked(path) as lock:
+        if (Path(path) / RUN).exists():
+            raise InputError(f"{path} already holds a run; choose another folder")
+        made = {**environment(torch.device("cpu")), "hardware": str(configuration.get("device"))}
+        folder = RunFolder.create(path, configuration, made, [None] * len(configuration["alpha"]))
+        folder.lock = lock
+        costs = {"seconds": "seconds", "forward": "forward_passes", "backward": "backward_passes"}
+        for k in range(folder.shards):  # only the whole cost is known: the first shard bears it
+            cost = {key: 0 if k else summary[name] for key, name in costs.items()}
+            folder.commit(k, taken(records, folder.rows_of(k)), cost, None)
+        folder.write_summary(summary)
+    return Path(path)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 
 from recarc.errors import InputError, unknown
 from recarc.evaluation.intervals import holm, paired_interval
-from recarc.evaluation.result import Estimate, Evaluation, Points, Share, estimate
+from recarc.evaluation.result import Estimate, Evaluation, Points, Share, estimate, html_table
 from recarc.evaluation.verdict import Verdict
 from recarc.report.runs import PALETTE, Run, as_runs, numbered
 
@@ -133,10 +133,9 @@ class Comparison:
         return forest_figure(self)
 
     def _repr_html_(self) -> str:
-        cells = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in (self.head, *self.rows)]
         items = "".join(f"<li>{escape(text)}</li>" for text in (*self.sentences, *self.notes))
-        table = "".join(f"<tr>{row}</tr>" for row in cells)
-        return f"<table><caption>{escape(self.caption)}</caption>{table}</table><ul>{items}</ul>"
+        table = html_table([[escape(cell) for cell in row] for row in (self.head, *self.rows)])
+        return f"<p>{escape(self.caption)}</p>{table}<ul>{items}</ul>"
 
 
 def compare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from recarc.attacks import registry
 from recarc.errors import InputError
 from recarc.evaluation.fingerprint import canonical
 from recarc.evaluation.intervals import paired_interval
-from recarc.evaluation.result import Estimate, Evaluation, estimate
+from recarc.evaluation.result import Estimate, Evaluation, estimate, html_table
 from recarc.evaluation.verdict import Verdict
 from recarc.report.comparison import Comparison, compare
 from recarc.report.curves import Curve, best_member, curves, robust_alone
@@ -117,6 +118,15 @@ class Report:
     sections: list[Section]
     notes: list[str]
     commands: list[str]  # that were typed
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the comparison of attacks and the verdict; `write_page` writes the whole page."""
+        head = ["attack", "accuracy", "overestimates by"]
+        rows = [[escape(row.name), row.estimate._repr_html_(), _points(row.above)] for row in self.rows]
+        facts = "; ".join(f"{name} {value}" for name, value in self.facts)
+        sentence = "" if self.verdict is None else f"<p>{escape(self.verdict.sentence)}</p>"
+        side_by_side = "" if self.comparison is None else self.comparison._repr_html_()
+        return f"<p>{escape(facts)}</p>{html_table([head, *rows])}{sentence}{side_by_side}"
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -225,6 +235,10 @@ def _distinct(main: Run, runs: Sequence[Run]) -> list[Run]:
         if run.problem == main.problem and not any(run.equals(other) for other in found):
             found.append(run)
     return [run for run in runs if any(run is other for other in found)]
+
+
+def _points(above: float | None) -> str:
+    return "" if above is None else f"{above:.2f} points"
 
 
 def _rows(main: Run, comparable: list[Run]) -> list[Row]:

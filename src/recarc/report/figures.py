@@ -47,10 +47,11 @@ STYLE: Any = {
 
 
 def new_figure(size: tuple[float, float], rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
-    """A figure of this size in inches, and its (rows, columns) axes."""
+    """A figure of this size in inches, and its (rows, columns) axes; a notebook shows it without pyplot."""
     from matplotlib.figure import Figure
 
-    figure = Figure(layout="constrained", figsize=size)
+    figure: Any = Figure(layout="constrained", figsize=size)
+    figure._repr_png_ = lambda: figure_bytes(figure, "png", dpi=110)
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
