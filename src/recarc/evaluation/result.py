@@ -97,6 +97,9 @@ class Evaluation:
                 costs.append(cost)
             except ValueError as error:
                 bad.append(k)
+                if partial and (begun := folder.begun(k)) is not None:
+                    parts.append(begun[0])
+                    costs.append(begun[1])
                 damaged += [phrase] if (phrase := folder.damaged(k, error)) else []
         if damaged and not (partial and parts):
             raise InputError(f"{damaged[0]}; rerun the command of {path} to compute it again")
