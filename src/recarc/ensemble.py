@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from html import escape
 from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
@@ -54,6 +55,16 @@ class RandomizedEnsemble(nn.Module):
 
     def extra_repr(self) -> str:
         return f"alpha={[round(a, 6) for a in self.alpha.tolist()]}"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: one line per member."""
+        lines = [["member (from 0)", "alpha", "made of", "parameters"]]
+        for i, (member, alpha) in enumerate(zip(self.members, self.alpha.tolist())):
+            spec = getattr(getattr(member, "spec", None), "label", None) or getattr(member, "__name__", None)
+            count = sum(p.numel() for p in member.parameters()) if isinstance(member, nn.Module) else None
+            lines.append([str(i), f"{alpha:.4g}", spec or type(member).__name__, "" if count is None else f"{count:,}"])
+        rows = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines)
+        return "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
 
     @property
     def order(self) -> list[int]:

@@ -108,7 +108,6 @@ def test_a_torn_shard_is_found_and_redone(run: Path, kind: str) -> None:
         ({"ensemble": mlp_ensemble(3, [0.5, 0.3, 0.2], seed=1, dtype=torch.float32)}, "members"),
         ({"data": problem(39)[1]}, "data.samples is 40 in the run and 39 now"),
         ({"precision": "float64"}, "precision"),
-        ({"shard_size": 16}, "shard_size is 8 in the run and 16 now"),
         ({"save_inputs": True}, "save_inputs"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

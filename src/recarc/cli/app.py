@@ -23,7 +23,7 @@ from recarc.cli.demo import demo
 from recarc.cli.ensembles import import_, zoo
 from recarc.cli.evaluate import evaluate
 from recarc.cli.output import print_line, print_note
-from recarc.cli.report import report, show, theory
+from recarc.cli.report import compare, report, show, theory
 from recarc.cli.sweep import sweep
 from recarc.cli.train import train
 from recarc.errors import AttackViolation, InputError, Interrupted, RecarcWarning, RunError
@@ -31,6 +31,7 @@ from recarc.provenance import started_by
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "alpha": alpha,
+    "compare": compare,
     "demo": demo,
     "evaluate": evaluate,
     "import": import_,

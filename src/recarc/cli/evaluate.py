@@ -51,7 +51,7 @@ def evaluate(
     precision: options.PrecisionOption = "float32",
     batch_size: Annotated[str, typer.Option(help="Samples per batch; auto halves it when memory runs out.")] = "auto",
     shard_size: Annotated[
-        str, typer.Option(help="Samples per file of records: the most that is lost when a run is killed.")
+        str, typer.Option(help="Samples per file of records; what is done of one is kept every half minute.")
     ] = "auto",
     trust_code: options.TrustCodeOption = False,
     quiet: options.QuietOption = False,
@@ -103,7 +103,9 @@ def evaluate(
         print_json(summary(result))
     elif not quiet:
         print_evaluation(result)
-    if out is None and not quiet:
+    if out is not None and not quiet:
+        print_note(f"records in {out}")
+    elif not quiet:
         print_note("the per-sample records were not kept; --out DIR keeps them, for `recarc show` and `recarc report`")
 
 

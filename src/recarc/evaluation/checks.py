@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +33,15 @@ def warn(text: str) -> None:
     texts = _collected.get()
     if texts is not None:
         texts.append(text)
-    warnings.warn(text, RecarcWarning, stacklevel=3)
+    warnings.warn(text, RecarcWarning, stacklevel=_level_of_the_caller())
+
+
+def _level_of_the_caller() -> int:
+    """Of the line outside this package that asked for it: the user's own is what a script or notebook should show."""
+    frame, level, inside = sys._getframe(1), 1, ("recarc.", "torch.", "contextlib")
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(inside):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 @contextmanager

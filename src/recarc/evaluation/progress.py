@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, a line a minute elsewhere (both on standard error), and callbacks."""
+"""How far a run is: a bar on a terminal, one moving line in a notebook, elsewhere a line a minute; and callbacks."""
 
 from __future__ import annotations
 
@@ -34,6 +34,10 @@ class Progress:
     def accuracy(self) -> float:
         return self.total_score / self.done if self.done else float("nan")
 
+    def text(self, total: int) -> str:
+        accuracy = f", robust {100 * self.accuracy:.2f} % so far" if self.done else ""
+        return f"attacked {self.done:,} of {total:,} samples{accuracy}"
+
 
 @contextmanager
 def progress_bar(total: int, wanted: bool, passes: Passes) -> Iterator[Progress]:
@@ -41,8 +45,30 @@ def progress_bar(total: int, wanted: bool, passes: Passes) -> Iterator[Progress]
     if not wanted or total == 0:
         yield Progress()
         return
-    with (_on_terminal if sys.stderr.isatty() else _in_log)(total, passes) as progress:
+    notebook = type(sys.stderr).__module__.startswith("ipykernel")
+    shown = _on_terminal if sys.stderr.isatty() else _in_notebook if notebook else _in_log
+    with shown(total, passes) as progress:
         yield progress
+
+
+@contextmanager
+def _in_notebook(total: int, passes: Passes) -> Iterator[Progress]:
+    """One line that is written over: it needs no widgets, so it works in every notebook."""
+    start = last = time.monotonic()
+
+    class Line(Progress):
+        def advance(self, samples: int, score: float) -> None:
+            nonlocal last
+            super().advance(samples, score)
+            now = time.monotonic()
+            if now - last > 0.5:
+                last = now
+                left = (now - start) * (total - self.done) / self.done
+                print(f"\r{self.text(total)}; about {left:.0f} s left ", end="", file=sys.stderr, flush=True)
+
+    progress = Line()
+    yield progress
+    print(f"\r{progress.text(total)} in {time.monotonic() - start:.0f} s{' ' * 20}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -51,10 +77,9 @@ def _in_log(total: int, passes: Passes) -> Iterator[Progress]:
 
     def report() -> None:
         while not stop.wait(EVERY):
-            accuracy = f", robust {100 * progress.accuracy:.2f} % so far" if progress.done else ""
             minutes = (time.monotonic() - start) / 60
             counted = f"{passes.forward:,} passes in this shard"
-            line = f"attacked {progress.done:,} of {total:,} samples{accuracy}; {counted}, {minutes:.0f} min"
+            line = f"{progress.text(total)}; {counted}, {minutes:.0f} min"
             print(line, file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=report, daemon=True)

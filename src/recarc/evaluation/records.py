@@ -13,6 +13,7 @@ import numpy as np
 from recarc.data.parquet_pages import check_pages
 
 STAGE = "stage_"
+PER_SAMPLE = ("index", "labels", "clean", "adversarial", "norms", "alone", "decided_by", "challenged")
 CLEAN = "clean"  # the entry before the first stage: no attack
 
 
@@ -54,9 +55,15 @@ def joined(parts: Sequence[Records]) -> Records:
         arrays = [getattr(part, name) for part in parts]
         return None if arrays[0] is None else np.concatenate(arrays, axis=-1)
 
-    names = ("index", "labels", "clean", "adversarial", "norms", "alone", "decided_by", "challenged")
     stages = {name: np.concatenate([part.stages[name] for part in parts], axis=-1) for name in first.stages}
-    return Records(weights=first.weights, stages=stages, **{name: together(name) for name in names})
+    return Records(weights=first.weights, stages=stages, **{name: together(name) for name in PER_SAMPLE})
+
+
+def taken(records: Records, rows: range) -> Records:
+    """The records of consecutive samples, the inverse of `joined`."""
+    part = slice(rows.start, rows.stop)
+    cut = {name: None if (v := getattr(records, name)) is None else v[..., part] for name in PER_SAMPLE}
+    return Records(weights=records.weights, stages={k: v[..., part] for k, v in records.stages.items()}, **cut)  # type: ignore[arg-type]
 
 
 def shape_of(records: Records) -> tuple[object, ...]:

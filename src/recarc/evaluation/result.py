@@ -20,9 +20,12 @@ from recarc.evaluation.floor_error import Challenged
 from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.masking import Signal
 from recarc.evaluation.records import Records, joined
-from recarc.evaluation.run_folder import RunFolder
+from recarc.evaluation.run_folder import RunFolder, save_run
+from recarc.lazy import import_object
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from recarc.evaluation.verdict import Verdict
 
 NAMED_INDICES = 100  # of samples with NaN, in a summary
@@ -94,6 +97,9 @@ class Evaluation:
                 costs.append(cost)
             except ValueError as error:
                 bad.append(k)
+                if partial and (begun := folder.begun(k)) is not None:
+                    parts.append(begun[0])
+                    costs.append(begun[1])
                 damaged += [phrase] if (phrase := folder.damaged(k, error)) else []
         if damaged and not (partial and parts):
             raise InputError(f"{damaged[0]}; rerun the command of {path} to compute it again")
@@ -139,7 +145,23 @@ class Evaluation:
             figures = (f"{100 * member[key]:.2f}" if key in member else "" for key in columns)
             rows.append([str(i), f"{member['alpha']:.4g}", *figures])
         sentence = "" if self.verdict is None else f"<p>{escape(self.verdict.sentence)}</p>"
-        return f"{_html_table([list(fact) for fact in facts.items()])}{sentence}{_html_table(rows)}"
+        return f"{html_table([list(fact) for fact in facts.items()])}{sentence}{html_table(rows)}"
+
+    def save(self, path: str | Path) -> Path:
+        """Write the records as a run folder, as `evaluate(out=...)` does, for `load` and the command line."""
+        if not self.complete or not self.configuration:
+            raise InputError("only a finished evaluation of `evaluate` can be saved")
+        return save_run(path, self.configuration, self.records, self.to_json())
+
+    def plot(self) -> Figure:
+        """The figures of this evaluation, attack by attack, as a matplotlib figure."""
+        figure: Figure = _report("attacks_figure")(_report("build_report")(self))
+        return figure
+
+    def report(self, path: str | Path = "report.html", title: str | None = None) -> Path:
+        """Write the page of this evaluation (see `recarc.report.build_report` for more of them on one page)."""
+        page: Path = _report("write_page")(_report("build_report")(self, title), path)
+        return page
 
     @property
     def complete(self) -> bool:
@@ -371,11 +393,16 @@ class Evaluation:
         return {**counts, "none": int((self.decided_by < 0).sum())}
 
 
+def _report(name: str) -> Any:
+    """A function of the report, which stands above evaluations and is looked up only when somebody asks for it."""
+    return import_object("report", f"recarc.report:{name}")
+
+
 def estimate(scores: np.ndarray) -> Estimate:
     return Estimate(float(scores.mean()), *mean_interval(scores))
 
 
-def _html_table(rows: list[list[str]]) -> str:
+def html_table(rows: list[list[str]]) -> str:
     cells = ("".join(f"<td>{cell}</td>" for cell in row) for row in rows)
     return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
 

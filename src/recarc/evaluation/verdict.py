@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from recarc.errors import InputError
 from recarc.evaluation.floor_error import Challenged
 from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.masking import Signal
-from recarc.evaluation.result import Estimate, Evaluation
+from recarc.evaluation.result import Estimate, Evaluation, html_table
 from recarc.evaluation.saturation import Saturation
 
 if TYPE_CHECKING:
@@ -174,6 +175,13 @@ class Verdict:
             f"the attacks on the members were too weak: {found} that were challenged fell and took "
             f"{_percent(self._lowered)} points, more than {100 * CONCLUSIVE:g}, so a stronger challenge may find more"
         )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: whether it is conclusive, the figures, and why."""
+        head = "conclusive" if self.conclusive else "not conclusive"
+        facts = [["robust accuracy", self.robust._repr_html_()], ["floor", f"{_percent(self.floor)} %"]]
+        facts += [["AdaptivePGD alone", f"{e}"] for name, e in self.stages.items() if name == "adaptive_pgd"]
+        return f"<b>{head}</b>{html_table(facts)}<p>{escape(self.sentence)}</p>"
 
     def to_json(self) -> dict[str, Any]:
         return {

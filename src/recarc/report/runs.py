@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +45,7 @@ ROLES = {
     "Floor": "floor",
     BEST_MEMBER: "best",
 }
+PALETTE = ("tight", "arc", "floor", "best", "adaptive", "pgd", "clean")  # the same colours for whole ensembles
 FIRST, LAST = ("Clean", "PGD", "AdaptivePGD", "ARC"), ("Tight", "Floor", BEST_MEMBER)  # all others in between
 
 
@@ -56,11 +57,12 @@ def attack_stages(stages: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder, or an evaluation that was never saved."""
+    """One run folder, or an evaluation that was never saved; `given` is what the user calls its ensemble."""
 
     name: str
     evaluation: Evaluation
     environment: Json = field(default_factory=dict)
+    given: str = ""
 
     @property
     def configuration(self) -> Json:
@@ -109,7 +111,9 @@ class Run:
 
     @property
     def ensemble(self) -> str:
-        """As it was typed; where that is not known, such as in Python, what tells its members from others."""
+        """As given or typed; where that is not known, such as in Python, what tells its members from others."""
+        if self.given:
+            return self.given
         typed = re.match(r"recarc (?:evaluate|sweep) (?:'([^']+)'|([^-\s'\"]\S*))", self.command)
         if typed is not None:
             return typed[1] or typed[2]
@@ -156,20 +160,31 @@ class Run:
 
 
 def load_runs(paths: Sequence[str | Path]) -> list[Run]:
-    """Every run folder among or below these paths, in a stable order; the same run twice counts once."""
+    """Every run folder among or below these paths, in a stable order; the same run twice counts once.
+
+    `NAME=PATH` gives the ensemble of those runs a name.
+    """
     runs: dict[Path, Run] = {}
-    for path in map(Path, paths):
+    for given, path in map(_named, paths):
         for folder, name in _folders(path):
             if folder.resolve() not in runs:
                 environment = RunFolder.open(folder).run.get("environment") or {}
-                runs[folder.resolve()] = Run(name, Evaluation.load(folder, partial=True), dict(environment))
+                runs[folder.resolve()] = Run(name, Evaluation.load(folder, partial=True), dict(environment), given)
     if not runs:
         raise InputError("no runs were given; name at least one run folder")
     return list(runs.values())
 
 
-def as_runs(given: Run | Evaluation | Sequence[Run | Evaluation]) -> list[Run]:
-    """Runs as they are, and evaluations by the name of their folder."""
+def _named(path: str | Path) -> tuple[str, Path]:
+    """NAME=PATH, unless there is a folder of just that name."""
+    name, equals, rest = str(path).partition("=")
+    return (name, Path(rest)) if equals and name and rest and not Path(path).exists() else ("", Path(path))
+
+
+def as_runs(given: Run | Evaluation | Sequence[Run | Evaluation] | Mapping[str, Run | Evaluation]) -> list[Run]:
+    """Runs as they are, and evaluations by the name of their folder; a mapping names their ensembles."""
+    if isinstance(given, Mapping):
+        return [replace(run, given=name) for name, run in zip(given, as_runs(list(given.values())))]
     items = [given] if isinstance(given, (Run, Evaluation)) else list(given)
     if not items:
         raise InputError("a report needs at least one run")

@@ -21,10 +21,11 @@ from markupsafe import Markup
 from recarc.atomic import write_all
 from recarc.errors import InputError, printable
 from recarc.evaluation.fingerprint import attack_text, eps_text
+from recarc.report.comparison import Comparison
 from recarc.report.content import MEMBER, Report
 from recarc.report.curves import Curve
 from recarc.report.gallery import colours, data_uri
-from recarc.report.svg import curve_svg, legend_mark, rescoring_svg, saturation_svg
+from recarc.report.svg import curve_svg, forest_svg, legend_mark, rescoring_svg, saturation_svg
 
 SPECIAL = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -72,6 +73,7 @@ def environment() -> Environment:
     environment.filters |= {"percent": percent, "points": points, "eps": eps_text, "pretty": pretty}
     environment.globals |= {
         "curve_svg": curve_svg,
+        "forest_svg": forest_svg,
         "rescoring_svg": rescoring_svg,
         "saturation_svg": saturation_svg,
         "legend_mark": legend_mark,
@@ -160,8 +162,13 @@ class Table:
         return "\n".join([_plain(self.caption), "", lines[0], f"| {' | '.join(rule)} |", *lines[1:]]) + "\n"
 
 
+def comparison_table(comparison: Comparison) -> Table:
+    notes = "".join(f"; {note}" for note in comparison.notes)
+    return Table("ensembles", f"{comparison.caption}{notes}", comparison.head, comparison.rows)
+
+
 def tables(report: Report) -> list[Table]:
-    """Attacks, members, cross-robustness, and one per sweep."""
+    """Attacks, members, several ensembles, cross-robustness, and one per sweep."""
     facts = ", ".join(f"{name} {value}" for name, value in report.facts)
     rows = [
         [r.name, _percent(r.estimate.value), f"{_percent(r.estimate.low)}-{_percent(r.estimate.high)}", _above(r.above)]
@@ -175,6 +182,7 @@ def tables(report: Report) -> list[Table]:
     ]
     head = [MEMBER, "alpha", "clean (%)", "alone (%)", f"on {report.main.label}'s inputs (%)"]
     made.append(Table("members", f"Members; {facts}", head, members))
+    made += [comparison_table(report.comparison)] if report.comparison else []
     for name, matrix in zip(file_names("cross_robustness", [""] * len(report.matrices)), report.matrices):
         head = [MEMBER, *(f"against {j}" for j in matrix.columns)]
         rows = [[f"member {i}", *map(_percent, values)] for i, values in enumerate(matrix.values)]
