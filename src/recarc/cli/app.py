@@ -17,6 +17,7 @@ import typer
 
 import recarc
 from recarc.cli.alpha import alpha
+from recarc.cli.certify import certify
 from recarc.cli.data import data
 from recarc.cli.demo import demo
 from recarc.cli.ensembles import import_, zoo
@@ -30,6 +31,7 @@ from recarc.provenance import started_by
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "alpha": alpha,
+    "certify": certify,
     "demo": demo,
     "evaluate": evaluate,
     "import": import_,

@@ -15,7 +15,17 @@ from recarc.evaluation.verdict import Verdict
 from recarc.report.curves import Curve, best_member, curves, robust_alone
 from recarc.report.gallery import Data, Example, pictures
 from recarc.report.rescoring import Rescoring, rescoring
-from recarc.report.runs import ATTACK_OF_STAGE, BEST_MEMBER, STAGE_LABELS, Run, as_runs, numbered, position, role
+from recarc.report.runs import (
+    ATTACK_OF_STAGE,
+    BEST_MEMBER,
+    CERTIFIED,
+    STAGE_LABELS,
+    Run,
+    as_runs,
+    numbered,
+    position,
+    role,
+)
 
 TITLE = "How robust is this randomized ensemble, really?"
 MEMBER = "member (from 0)"  # heads columns of members, which have their numbers in members[0] and in the records
@@ -221,6 +231,8 @@ def _rows(main: Run, comparable: list[Run]) -> list[Row]:
         rows.append(Row(name, registry.help_of(label) or "an attack", figure, 100 * (figure.value - strongest)))
     if evaluation.floor_scores is not None:
         rows.append(Row("Floor", "as far as attacks on single members can tell", estimate(evaluation.floor_scores)))
+    if (certified := evaluation.certified_floor) is not None:
+        rows.append(Row(CERTIFIED, "proved: no attack whatever leaves less", estimate(certified.per_sample.numpy())))
     return rows
 
 
