@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from recarc.sampling import AttackedSamples, Choice, Gain, TwoMembers
 
 METHODS = ("grid", "osp", "lp")
+CERTIFIED = "certified"
 CHOOSE_ON = ("half", "train")
 
 
@@ -33,8 +34,8 @@ def alpha(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Some of grid (the paper's), osp and lp, separated by commas. "
-            "By default all, but no grid of more than 1,000 points.",
+            help="Some of grid (the paper's), osp, lp and certified, separated by commas. "
+            "By default the first three, but no grid of more than 1,000 points.",
             show_default=False,
         ),
     ] = None,
@@ -67,7 +68,8 @@ def alpha(
     """Choose alpha by up to three methods, and score each choice on other samples under the worst of all attacks.
 
     grid: the paper's search with AdaptivePGD. osp: projected subgradient descent with Climb in the loop. lp: a
-    cutting-plane program over all patterns of fooled members found so far. It also says what any alpha could gain over
+    cutting-plane program over all patterns of fooled members found so far. certified: the highest floor that
+    certificates prove (its own estimate is that floor). It also says what any alpha could gain over
     the best member alone and, for two members, whether randomizing helps at all. Intervals are 95 %.
 
     Example: `recarc alpha my-ensemble --data cifar10 --eps 8/255 --limit 1000`
@@ -95,6 +97,7 @@ def alpha(
         "grid": lambda: sampling.grid_search(rec, samples, points=points, watch=watch),
         "osp": lambda: sampling.osp(rec, samples, rounds=rounds, watch=watch),
         "lp": lambda: sampling.cutting_planes(rec, samples, rounds=rounds, watch=watch),
+        CERTIFIED: lambda: sampling.certified(rec, samples, watch=watch),
     }
     choices = [search[name]() for name in named]
     for weights in _distinct(choices):
@@ -117,8 +120,8 @@ def _names(methods: str | None) -> list[str]:
     """The methods that were asked for; none if that was left open."""
     named = [] if methods is None else [name.strip() for name in methods.split(",")]
     for name in named:
-        if name not in METHODS:
-            raise unknown("method", name, METHODS)
+        if name not in (*METHODS, CERTIFIED):
+            raise unknown("method", name, (*METHODS, CERTIFIED))
     return named
 
 

@@ -18,6 +18,7 @@ import typer
 import recarc
 from recarc.cli.alpha import alpha
 from recarc.cli.board import board
+from recarc.cli.certify import certify
 from recarc.cli.data import data
 from recarc.cli.demo import demo
 from recarc.cli.ensembles import import_, zoo
@@ -31,6 +32,7 @@ from recarc.provenance import started_by
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "alpha": alpha,
+    "certify": certify,
     "compare": compare,
     "demo": demo,
     "evaluate": evaluate,

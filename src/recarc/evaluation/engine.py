@@ -113,6 +113,10 @@ class _Process:
         self.batch_size = min(prepared.batch_size, prepared.smallest_batch) if on_cpu else prepared.batch_size
         self.signals: list[Signal] | None = None  # those of the first rank, once measured
 
+    @property
+    def certifies(self) -> bool:
+        return bool(getattr(self.prepared.attacker.attack, "proves", False))
+
     def open(self, path: Path, resume: bool, stack: ExitStack) -> RunFolder:
         """The run folder, new or resumed, locked until the stack unwinds.
 
@@ -128,6 +132,8 @@ class _Process:
 
     def measure(self) -> list[Signal]:
         """The signals of the members on a random few of the samples; warns of each."""
+        if self.certifies:  # needs no gradients
+            return []
         if self.signals is None:
             probe = self.prepared.problem(probe_rows(len(self.prepared.samples)))
             self.signals = checks.check_members(probe.ensemble, probe.x, probe.y, probe.ball)
@@ -168,9 +174,7 @@ class _Process:
             rows, start = index[: self.batch_size], time.perf_counter()
             before = Passes(passes.forward, passes.backward)
             try:
-                problem = self.prepared.problem(rows)
-                attacked = run_attack(self.prepared.attacker, problem)
-                records, inputs = judge(problem, attacked, rows)
+                records, inputs = self._judged(rows)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not _out_of_memory(error):
                     raise
@@ -189,6 +193,15 @@ class _Process:
             self.batch_size = min(2 * self.batch_size, self.largest_batch)
         elif seconds > 2 * LONG:
             self.batch_size = max(min(self.prepared.smallest_batch, self.largest_batch), self.batch_size // 2)
+
+    def _judged(self, rows: np.ndarray) -> tuple[Records, list[Tensor]]:
+        """The records of a batch and its adversarial inputs; of a certificate, what it proves."""
+        problem, attack = self.prepared.problem(rows), self.prepared.attacker.attack
+        if self.certifies:
+            from recarc.evaluation.certify import certified_records
+
+            return certified_records(attack, problem, rows), []
+        return judge(problem, run_attack(self.prepared.attacker, problem), rows)
 
     def _halve_batch(self, failed: int) -> None:
         smallest = self.prepared.smallest_batch

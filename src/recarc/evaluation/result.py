@@ -20,13 +20,15 @@ from recarc.evaluation.floor_error import Challenged
 from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.masking import Signal
 from recarc.evaluation.records import Records, joined
-from recarc.evaluation.run_folder import RunFolder, save_run
+from recarc.evaluation.run_folder import CERTIFICATE, RUN, RunFolder, save_run
 from recarc.lazy import import_object
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from recarc.evaluation.certify import Certification
     from recarc.evaluation.verdict import Verdict
+    from recarc.exact.floors import Floor
 
 NAMED_INDICES = 100  # of samples with NaN, in a summary
 
@@ -84,6 +86,7 @@ class Evaluation:
     path: Path | None = None
     warnings: list[str] = field(default_factory=list)
     signals: list[Signal] = field(default_factory=list)  # that attacks may miss how weak a member is
+    certification: Certification | None = None  # what `certify` wrote beside it
 
     @classmethod
     def load(cls, path: str | Path, partial: bool = False) -> Evaluation:
@@ -109,6 +112,7 @@ class Evaluation:
                 f"{path} is not finished: it has {done} of {folder.shards} shards; rerun its command to resume"
             )
         summary = folder.summary()
+        certification, why_not = _certification(folder)
         return cls(
             records=joined(parts),
             alpha=np.array(folder.configuration["alpha"], dtype=np.float64),
@@ -118,7 +122,8 @@ class Evaluation:
             backward_passes=sum(int(cost["backward"]) for cost in costs),
             expected_samples=folder.samples,
             path=Path(path),
-            warnings=[*summary.get("warnings", []), *damaged],
+            warnings=[*summary.get("warnings", []), *damaged, *why_not],
+            certification=certification,
             signals=[Signal.from_json(saved) for saved in summary.get("signals", [])],
         )
 
@@ -286,6 +291,14 @@ class Evaluation:
         return None if self.floor_scores is None else Share(self.floor_scores.mean())
 
     @property
+    def certified_floor(self) -> Floor | None:
+        """The floor that the certificate beside this run proves, for its samples; None without, or if it is vacuous."""
+        if self.certification is None or self.certification.vacuous:
+            return None
+        floor, rows = self.certification.floor(self.alpha), self.records.index
+        return replace(floor, per_sample=floor.per_sample[rows], upper=floor.upper[rows])
+
+    @property
     def verdict(self) -> Verdict | None:
         """What it amounts to; None if the attack leaves no floor."""
         from recarc.evaluation.verdict import Verdict
@@ -396,6 +409,18 @@ class Evaluation:
 def _report(name: str) -> Any:
     """A function of the report, which stands above evaluations and is looked up only when somebody asks for it."""
     return import_object("report", f"recarc.report:{name}")
+
+
+def _certification(folder: RunFolder) -> tuple[Certification | None, list[str]]:
+    """The certificate beside a run, and why one that exists does not count."""
+    if not (folder.path / CERTIFICATE / RUN).exists():
+        return None, []
+    from recarc.evaluation.certify import Certification
+
+    try:
+        return Certification.beside(folder.path), []
+    except InputError as error:
+        return None, [f"the certificate does not count: {error}"]
 
 
 def estimate(scores: np.ndarray) -> Estimate:

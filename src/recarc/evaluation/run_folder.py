@@ -26,7 +26,7 @@ SavedLogits = list[list[str] | None]  # per member on the first samples, a line 
 FORMAT = 1
 MOST_SAMPLES, MOST_SHARDS, MOST_COST = 10**9, 10**6, 10**15
 KEPT = "finished shards are kept, so free some space and rerun the command to resume"
-RUN, SUMMARY = "run.json", "summary.json"
+RUN, SUMMARY, CERTIFICATE = "run.json", "summary.json", "certificate"  # the last a folder, a run of its own
 SHARD, BEGUN, INPUTS = "shard", "begun", "inputs.safetensors"
 
 
@@ -233,7 +233,7 @@ def locked(path: str | Path) -> Iterator[atomic.Lock]:
         names = {file.name for file in folder.iterdir()}
     except OSError as error:
         raise InputError(f"cannot make the run folder {path}: {error.strerror or error}") from None
-    others = sorted(name for name in names if name != LOCK and PART not in name)
+    others = sorted(name for name in names if name not in (LOCK, CERTIFICATE) and PART not in name)
     if others and not (folder / RUN).exists():
         raise InputError(f"{path} holds other files ({others[0]}) and no {RUN}; choose another folder")
     with atomic.lock_folder(folder) as lock:

@@ -17,7 +17,7 @@ from recarc.exact.network import Network, sizes
 from recarc.geometry import Ball, per_sample
 
 SLACK = 1e-5
-NUMBERS = {"cpu": 2**24, "cuda": 2**29}  # float64 values of the largest tensor at once
+NUMBERS = {"cpu": 2**24, "cuda": 2**27}  # float64 values of the largest tensor at once
 RATE, DECAY = 0.5, 0.95  # of the slopes' ascent
 
 
@@ -32,7 +32,7 @@ class Line:
 
     @classmethod
     def of(cls, low: Tensor, high: Tensor) -> Line:
-        free = (low < 0) & (high > 0)
+        free = ~((low >= 0) | (high <= 0))  # NaN stays NaN
         width = torch.where(free, high - low, 1)
         upper = torch.where(free, high / width, (low >= 0).to(low.dtype))
         lower = torch.where(free, (high > -low).to(low.dtype), upper)
@@ -154,7 +154,7 @@ class Margins:
     @property
     def open(self) -> Tensor:
         """(B, C): the wrong classes that may win somewhere in the ball."""
-        return self.lowest <= self.slack[:, None]
+        return ~(self.lowest > self.slack[:, None])  # also where it is NaN
 
 
 def margins(network: Network, x: Tensor, y: Tensor, ball: Ball, steps: int = 20) -> Margins:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from recarc.ensemble import Member, check_logits
 from recarc.errors import InputError
@@ -221,7 +222,7 @@ def _module_rule(layer: nn.Module, name: str) -> tuple[Function, Function]:
         return layer, lambda r: F.linear(r, layer.weight.abs())
     if isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros":
         return layer, lambda r: layer._conv_forward(r, layer.weight.abs(), None)
-    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) and layer.running_var is not None:
+    if isinstance(layer, _BatchNorm) and layer.running_var is not None:
         return lambda z: _batch_norm(layer, z), lambda r: r * _scale(layer, r).abs()
     if isinstance(layer, Normalize):
         return layer, lambda r: r / layer.std
@@ -234,11 +235,11 @@ def _module_rule(layer: nn.Module, name: str) -> tuple[Function, Function]:
     raise InputError(f"{name} has no bound rule; {KNOWN}")
 
 
-def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, z: Tensor) -> Tensor:
+def _batch_norm(layer: _BatchNorm, z: Tensor) -> Tensor:
     return F.batch_norm(z, layer.running_mean, layer.running_var, layer.weight, layer.bias, False, 0.0, layer.eps)
 
 
-def _scale(layer: nn.BatchNorm1d | nn.BatchNorm2d, like: Tensor) -> Tensor:
+def _scale(layer: _BatchNorm, like: Tensor) -> Tensor:
     assert layer.running_var is not None
     scale = (layer.running_var + layer.eps).rsqrt()
     scale = scale if layer.weight is None else scale * layer.weight

@@ -19,7 +19,17 @@ from recarc.report.comparison import Comparison, compare
 from recarc.report.curves import Curve, best_member, curves, robust_alone
 from recarc.report.gallery import Data, Example, pictures
 from recarc.report.rescoring import Rescoring, rescoring
-from recarc.report.runs import BEST_MEMBER, STAGE_LABELS, Run, as_runs, attack_stages, numbered, position, role
+from recarc.report.runs import (
+    BEST_MEMBER,
+    CERTIFIED,
+    STAGE_LABELS,
+    Run,
+    as_runs,
+    attack_stages,
+    numbered,
+    position,
+    role,
+)
 
 TITLE = "How robust is this randomized ensemble, really?"
 SEVERAL = "How robust are these randomized ensembles, really?"
@@ -256,6 +266,8 @@ def _rows(main: Run, comparable: list[Run]) -> list[Row]:
         rows.append(Row(name, registry.help_of(label) or "an attack", figure, 100 * (figure.value - strongest)))
     if evaluation.floor_scores is not None:
         rows.append(Row("Floor", "as far as attacks on single members can tell", estimate(evaluation.floor_scores)))
+    if (certified := evaluation.certified_floor) is not None:
+        rows.append(Row(CERTIFIED, "proved: no attack whatever leaves less", estimate(certified.per_sample.numpy())))
     return rows
 
 

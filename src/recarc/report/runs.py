@@ -15,10 +15,10 @@ from recarc.attacks.tight import EXTRA
 from recarc.errors import InputError
 from recarc.evaluation.fingerprint import Json, canonical, eps_text, fingerprint
 from recarc.evaluation.result import Evaluation
-from recarc.evaluation.run_folder import RUN, RunFolder
+from recarc.evaluation.run_folder import CERTIFICATE, RUN, RunFolder
 
 T = TypeVar("T")
-BEST_MEMBER = "Best member alone"
+BEST_MEMBER, CERTIFIED = "Best member alone", "Certified floor"
 # Stages of Tight that say what one attack alone reports; the other stages are the best so far.
 ATTACK_OF_STAGE = {"adaptive_pgd": "AdaptivePGD", "arc": "ARC"}
 STAGE_LABELS = {
@@ -43,10 +43,12 @@ ROLES = {
     "ARC": "arc",
     "Tight": "tight",
     "Floor": "floor",
+    CERTIFIED: "floor",
     BEST_MEMBER: "best",
 }
 PALETTE = ("tight", "arc", "floor", "best", "adaptive", "pgd", "clean")  # the same colours for whole ensembles
-FIRST, LAST = ("Clean", "PGD", "AdaptivePGD", "ARC"), ("Tight", "Floor", BEST_MEMBER)  # all others in between
+FIRST = ("Clean", "PGD", "AdaptivePGD", "ARC")
+LAST = ("Tight", "Floor", CERTIFIED, BEST_MEMBER)  # all others in between
 
 
 def attack_stages(stages: Iterable[str]) -> dict[str, str]:
@@ -199,7 +201,8 @@ def _folders(path: Path) -> list[tuple[Path, str]]:
         return [(path, path.name or str(path))]
     if not path.is_dir():
         raise InputError(f"{path} does not exist; expected a run folder (with {RUN}) or a folder of them")
-    folders = sorted((file.parent for file in path.rglob(RUN)), key=lambda p: _natural(str(p.relative_to(path))))
+    found = (file.parent for file in path.rglob(RUN) if file.parent.name != CERTIFICATE)
+    folders = sorted(found, key=lambda p: _natural(str(p.relative_to(path))))
     if not folders:
         raise InputError(f"{path} contains no run: expected {RUN} in it or below it")
     return [(folder, str(folder.relative_to(path))) for folder in folders]
