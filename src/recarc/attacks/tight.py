@@ -21,6 +21,7 @@ from recarc.attacks.square import Square
 from recarc.attacks.unmasking import Masked, misleading, unmasked
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
+from recarc.geometry import Ball
 
 SEARCH = 500  # queries; on the plateaus of a masked member, short searches find more than a long one
 
@@ -37,13 +38,21 @@ class Effort:
     queries: int = 0  # of Square, against each member alone
     searches: int = 1  # of SEARCH queries against a member whose gradients mislead, each with another seed
     challenge: Challenge | None = None
+    sparse: int = 5  # times the steps against a member for p = 1, which spends most of them in larger balls
+
+    def for_ball(self, ball: Ball) -> Effort:
+        if not ball.norm.sparse:
+            return self
+        members = tuple(replace(a, steps=self.sparse * a.steps, scout=self.sparse * a.scout) for a in self.members)
+        challenge = None if self.challenge is None else self.challenge.longer(self.sparse)
+        return replace(self, members=members, challenge=challenge)
 
 
 PRESETS = {
     "quick": Effort(4, (AutoPGD(steps=20),), 3, Climb(steps=20, orders=1)),
     "standard": Effort(
         4,
-        (AutoPGD(steps=20), AutoPGD(steps=15, loss="dlr_targeted", targets=9)),
+        (AutoPGD(steps=10), AutoPGD(steps=20, loss="dlr_targeted", scout=4)),
         5,
         Climb(steps=20, orders=2, rounds=3, round_steps=50, targets=8),
         lattice_steps=20,
@@ -60,6 +69,7 @@ PRESETS = {
         queries=500,
         searches=10,
         challenge=Challenge(steps=200, queries=2000, smooth_steps=100, most=1.0, allowed=0.001),
+        sparse=2,
     ),
 }
 
@@ -118,7 +128,7 @@ class Tight(Attack):
 
     def _stages(self, problem: Problem, best: Best) -> Iterator[Stage]:
         """Run the stages one by one, each improving `best`; yields where each one ended."""
-        effort = PRESETS[self.preset]
+        effort = PRESETS[self.preset].for_ball(problem.ball)
         for name, plain in self.plain_stages(problem.classes).items():
             x_adv = plain.run_on(problem)
             best.consider(problem, x_adv)
@@ -179,7 +189,7 @@ class Tight(Attack):
 
     def _challenge(self, problem: Problem, best: Best) -> Tensor | None:
         """Challenge a random few of the pairs that make the floor; where one falls, climb again. Which: (M, B)."""
-        challenge = PRESETS[self.preset].challenge
+        challenge = PRESETS[self.preset].for_ball(problem.ball).challenge
         if challenge is None:
             return None
         if not len(problem):
