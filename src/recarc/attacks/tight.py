@@ -23,6 +23,7 @@ from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball
 
+LONGER = 5  # times the steps of the challenge for p = 1
 SEARCH = 500  # queries; on the plateaus of a masked member, short searches find more than a long one
 
 
@@ -38,14 +39,14 @@ class Effort:
     queries: int = 0  # of Square, against each member alone
     searches: int = 1  # of SEARCH queries against a member whose gradients mislead, each with another seed
     challenge: Challenge | None = None
-    sparse: int = 5  # times the steps against a member for p = 1, which spends most of them in larger balls
+    sparse: tuple[AutoPGD, ...] = ()  # in place of `members` for p = 1, which spends most of its steps in larger balls
 
     def for_ball(self, ball: Ball) -> Effort:
-        if not ball.norm.sparse:
+        """For p = 1 with longer attacks on the members, and a challenge that is longer still."""
+        if not ball.norm.sparse or not self.sparse:
             return self
-        members = tuple(replace(a, steps=self.sparse * a.steps, scout=self.sparse * a.scout) for a in self.members)
-        challenge = None if self.challenge is None else self.challenge.longer(self.sparse)
-        return replace(self, members=members, challenge=challenge)
+        challenge = None if self.challenge is None else self.challenge.longer(LONGER)
+        return replace(self, members=self.sparse, challenge=challenge)
 
 
 PRESETS = {
@@ -59,6 +60,7 @@ PRESETS = {
         queries=30,
         searches=4,
         challenge=Challenge(steps=40, queries=100, smooth_steps=10, most=0.15, allowed=0.002),
+        sparse=(AutoPGD(steps=100), AutoPGD(steps=100, loss="dlr_targeted", scout=20, finalists=3)),
     ),
     "thorough": Effort(
         9,
@@ -69,7 +71,7 @@ PRESETS = {
         queries=500,
         searches=10,
         challenge=Challenge(steps=200, queries=2000, smooth_steps=100, most=1.0, allowed=0.001),
-        sparse=2,
+        sparse=(AutoPGD(steps=200), AutoPGD(steps=200, loss="dlr_targeted")),
     ),
 }
 
