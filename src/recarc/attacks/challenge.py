@@ -37,6 +37,9 @@ class Challenge:
     most: float  # the largest share of the pairs that is drawn; they are dear
     allowed: float
 
+    def longer(self, times: int) -> Challenge:
+        return replace(self, steps=times * self.steps, smooth_steps=times * self.smooth_steps)
+
     def share(self, samples: int, heaviest: float) -> float:
         """The probability with which a pair of the heaviest member is drawn in a run on this many samples."""
         needed = math.log(20) * heaviest / (self.allowed * max(samples, 1))  # (1 - share)^(allowed n / alpha) = 5 %

@@ -25,6 +25,7 @@ from recarc.errors import InputError, unknown
 from recarc.geometry import Ball
 
 EXTRA = "extra_"  # begins the names of the stages that are attacks of the user's own
+LONGER = 5  # times the steps of the challenge for p = 1
 SEARCH = 500  # queries; on the plateaus of a masked member, short searches find more than a long one
 
 
@@ -40,19 +41,28 @@ class Effort:
     queries: int = 0  # of Square, against each member alone
     searches: int = 1  # of SEARCH queries against a member whose gradients mislead, each with another seed
     challenge: Challenge | None = None
+    sparse: tuple[AutoPGD, ...] = ()  # in place of `members` for p = 1, which spends most of its steps in larger balls
+
+    def for_ball(self, ball: Ball) -> Effort:
+        """For p = 1 with longer attacks on the members, and a challenge that is longer still."""
+        if not ball.norm.sparse or not self.sparse:
+            return self
+        challenge = None if self.challenge is None else self.challenge.longer(LONGER)
+        return replace(self, members=self.sparse, challenge=challenge)
 
 
 PRESETS = {
     "quick": Effort(4, (AutoPGD(steps=20),), 3, Climb(steps=20, orders=1)),
     "standard": Effort(
         4,
-        (AutoPGD(steps=20), AutoPGD(steps=15, loss="dlr_targeted", targets=9)),
+        (AutoPGD(steps=10), AutoPGD(steps=20, loss="dlr_targeted", scout=4)),
         5,
         Climb(steps=20, orders=2, rounds=3, round_steps=50, targets=8),
         lattice_steps=20,
         queries=30,
         searches=4,
         challenge=Challenge(steps=40, queries=100, smooth_steps=10, most=0.15, allowed=0.002),
+        sparse=(AutoPGD(steps=100), AutoPGD(steps=100, loss="dlr_targeted", scout=20, finalists=3)),
     ),
     "thorough": Effort(
         9,
@@ -63,6 +73,7 @@ PRESETS = {
         queries=500,
         searches=10,
         challenge=Challenge(steps=200, queries=2000, smooth_steps=100, most=1.0, allowed=0.001),
+        sparse=(AutoPGD(steps=200), AutoPGD(steps=200, loss="dlr_targeted")),
     ),
 }
 
@@ -129,7 +140,7 @@ class Tight(Attack):
 
     def _stages(self, problem: Problem, best: Best) -> Iterator[Stage]:
         """Run the stages one by one, each improving `best`; yields where each one ended."""
-        effort = PRESETS[self.preset]
+        effort = PRESETS[self.preset].for_ball(problem.ball)
         for name, plain in self.plain_stages(problem.classes).items():
             x_adv = points_of(plain, problem)
             best.consider(problem, x_adv)
@@ -190,7 +201,7 @@ class Tight(Attack):
 
     def _challenge(self, problem: Problem, best: Best) -> Tensor | None:
         """Challenge a random few of the pairs that make the floor; where one falls, climb again. Which: (M, B)."""
-        challenge = PRESETS[self.preset].challenge
+        challenge = PRESETS[self.preset].for_ball(problem.ball).challenge
         if challenge is None:
             return None
         if not len(problem):
