@@ -10,7 +10,7 @@ demo: $(STAMP)
 	$(BIN)/recarc demo
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 2 -rs
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -rs
 
 # Mutated files for every reader, e.g. `make fuzz N=10000 JOBS=8`; FROM is the first seed.
 fuzz: $(STAMP)

@@ -8,6 +8,8 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from recarc.board import Board, write_board
+
 FOLDER = "measured"
 KINDS = ("*.png", "*.svg")
 QUOTES = r"<blockquote>\s*" * 3 + r"<p>(.*?)</p>\s*" + r"</blockquote>\s*" * 3
@@ -19,6 +21,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted(p for kind in KINDS for p in root.rglob(kind)):
         files.append(File.generated(config, f"{FOLDER}/{path.relative_to(root).as_posix()}", abs_src_path=str(path)))
     return files
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """The board as a page of its own, beside the documentation."""
+    board = Path(config.docs_dir).parent / "paper" / "results" / "board.json"
+    if board.exists():
+        write_board(Board.read(board), Path(config.site_dir) / "board.html")
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:

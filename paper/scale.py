@@ -64,6 +64,8 @@ class Scale:
             value = getattr(attack, knob.name)
             if self.steps is not None and knob.name in ("steps", "search_steps", "n"):
                 changes[knob.name] = min(value, self.steps)
+            elif self.steps is not None and knob.name == "queries":
+                changes[knob.name] = min(value, 10 * self.steps)
             elif isinstance(value, Attack):
                 changes[knob.name] = self.attack(value)
             elif knob.name == "attacks":  # of WorstOf

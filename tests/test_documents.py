@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import recarc
+from interpreter import run_python
 from recarc import Evaluation, RandomizedEnsemble, save_ensemble
 from recarc.attacks import registry
 from recarc.models import build
@@ -20,9 +21,7 @@ PERCENT = re.compile(r"(\d+\.\d)%")
 
 
 def run(script: Path, folder: Path, *arguments: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script), *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    done = run_python(script, *arguments, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -31,11 +31,12 @@ ORDER = [
     ["evaluation"],
     ["sampling", "sweep"],
     ["training", "report", "adapters"],
-    ["cli"],
+    ["board"],
+    ["cli", "testing"],
 ]
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 ONLY = {"data": {"errors", "atomic", "lazy"}}  # knows less than its place allows
-USERS_OF_TRAINING = {"cli"}
+USERS_OF_TRAINING = {"cli", "testing"}
 HEAVY = ["scipy", "sklearn", "pyarrow", "matplotlib"]
 
 

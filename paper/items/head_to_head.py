@@ -87,9 +87,10 @@ class PyAutoAttack(Attack):
     """These attacks of the package pyautoattack (none: its standard version), on one model; imported on first use."""
 
     parts: tuple[str, ...] = ("apgd-ce", "apgd-t")
+    queries: int = 5000  # of its Square, its own
 
     def perturb(self, problem: Problem) -> Tensor:
-        return autoattack.stage(attacks=self.parts, member=0).perturb(problem)
+        return autoattack.stage(attacks=self.parts, member=0, queries=self.queries).perturb(problem)
 
 
 def _attacks(steps: int) -> Iterator[tuple[str, Attack]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from html import escape
 from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
@@ -53,6 +55,16 @@ class RandomizedEnsemble(nn.Module):
 
     def extra_repr(self) -> str:
         return f"alpha={[round(a, 6) for a in self.alpha.tolist()]}"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: one line per member."""
+        lines = [["member (from 0)", "alpha", "made of", "parameters"]]
+        for i, (member, alpha) in enumerate(zip(self.members, self.alpha.tolist())):
+            spec = getattr(getattr(member, "spec", None), "label", None) or getattr(member, "__name__", None)
+            count = sum(p.numel() for p in member.parameters()) if isinstance(member, nn.Module) else None
+            lines.append([str(i), f"{alpha:.4g}", spec or type(member).__name__, "" if count is None else f"{count:,}"])
+        rows = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines)
+        return "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
 
     @property
     def order(self) -> list[int]:
@@ -128,10 +140,28 @@ class RandomizedEnsemble(nn.Module):
         """Deployment: a member is drawn for each sample. Never evaluate robustness with this."""
         return answered(self.members, x, self.draw(len(x), generator) if len(x) else self.alpha.new_zeros(0))
 
+    def averaged(self) -> RandomizedEnsemble:
+        """The deterministic rival, an ensemble of one member: the mean of the members' probabilities (`Averaged`)."""
+        return RandomizedEnsemble([Averaged(self)])
+
     def deploy(self, seed: int | None = None) -> Deployed:
         """The ensemble as it answers in service, drawing from the operating system's generator, which an attacker
         cannot predict; with a seed, the draws are the same every time (for tests)."""
         return Deployed(self, seed)
+
+
+class Averaged(nn.Module):
+    """One classifier: log sum_i alpha_i softmax(f_i(x)), which costs every member at each query."""
+
+    def __init__(self, ensemble: RandomizedEnsemble) -> None:
+        super().__init__()
+        self.members = tuple(ensemble.members[i] for i in ensemble.order)
+        self.modules_of_members = nn.ModuleList(m for m in self.members if isinstance(m, nn.Module))
+        self.alpha = tuple(float(ensemble.alpha[i]) for i in ensemble.order)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logs = [math.log(a) + member(x).log_softmax(1) for a, member in zip(self.alpha, self.members)]
+        return torch.stack(logs).logsumexp(0)
 
 
 class Draws:

@@ -17,6 +17,7 @@ from recarc.errors import InputError
 from recarc.randomness import sample_keys, uniform
 
 BOX_TOLERANCE = 1e-6  # float noise on the box is not an error
+BISECTIONS, DOUBLINGS = 50, 60.0  # of the length of a direction that the box cuts off
 LONG = 2**15  # values from which PyTorch shares the sum of a single row out to its threads
 
 
@@ -278,6 +279,47 @@ class Ball:
         delta = delta.to(working_dtype(x)).reshape(x.shape) * per_sample(self.radius(x), x)
         return self.project(delta, x)
 
+    def lowest(self, a: Tensor, x: Tensor) -> Tensor:
+        """argmin of <a, delta> over ball and box, (B, ...) like a; the gradient of the minimum in a.
+
+        For p = 2 with a box from a bisection's outer side, and for p other than 1, 2 and inf without the box, so that
+        <a, lowest> may be below the minimum by as much, but never above it.
+        """
+        eps, flat = self.radius(x)[:, None], a.flatten(1)
+        far = self._room(x, -a).flatten(1) * -flat.sign()  # the corner of the box
+        if math.isinf(self.norm.p):
+            delta = torch.maximum(torch.minimum(far, eps), -eps) if self.box is not None else -eps * flat.sign()
+        elif self.norm.p == 1:
+            order = flat.abs().argsort(dim=1, descending=True)
+            room = (far.abs() if self.box is not None else eps.expand_as(far)).gather(1, order)
+            used = torch.minimum(running_total(room), eps)
+            moved = torch.diff(used, dim=1, prepend=torch.zeros_like(eps))
+            delta = torch.zeros_like(flat).scatter(1, order, moved) * -flat.sign()
+        elif self.norm.p == 2 and self.box is not None:
+            delta = _farthest_in_box(-flat, far, eps)
+        else:
+            delta = -eps * self.norm.steepest(flat)
+        return delta.reshape(a.shape)
+
+    def widened(self, x: Tensor) -> Ball:
+        """Ball and box with the room that `tolerance` leaves: every point that an evaluation accepts is inside."""
+        radius = self.radius(x) + self.tolerance(x)
+        if self.box is None:
+            return Ball(self.norm, radius, None)
+        low, high = self.box
+        most = 2 * BOX_TOLERANCE * (1 + max(abs(low), abs(high)))  # more than tolerance: clipping is exact
+        return Ball(self.norm, radius, (low - most, high + most))
+
+    def tolerance(self, x: Tensor) -> Tensor:
+        """How far float32 rounding can carry a correct attack outside, (B,): an ulp a coordinate, in the norm."""
+        flat = x.flatten(1)
+        scale = flat.abs().amax(1).clamp(min=1e-3) + self.radius(x)
+        spread = 1.0 if math.isinf(self.norm.p) else flat.shape[1] ** (1 / self.norm.p)
+        allowed = 1e-6 * self.radius(x) + 2.0**-23 * scale * spread
+        if self.box is not None:  # an input outside the box by float noise is moved back into it
+            allowed = allowed + torch.maximum(flat.amax(1) - self.box[1], self.box[0] - flat.amin(1)).clamp(min=0)
+        return allowed
+
     def violation(self, x: Tensor, x_adv: Tensor) -> Tensor:
         """How far x_adv is outside ball or box, (B,) in float64; 0 where it is inside."""
         delta = x_adv.double() - x.double()
@@ -315,6 +357,23 @@ def _soft_threshold(delta: Tensor, eps: Tensor, room: Tensor) -> Tensor:
     theta = torch.where(slope > 0, (height - eps[:, None]) / slope.clamp(min=1), kinks.gather(1, piece)).clamp(min=0)
     inside = piece == kinks.shape[1] - 1  # below the last kink nothing changes: the bounds alone keep the sum small
     return (flat.sign() * (sizes - torch.where(inside, 0, theta)).clamp(min=0)).reshape(delta.shape)
+
+
+def _farthest_in_box(direction: Tensor, far: Tensor, eps: Tensor) -> Tensor:
+    """k direction, cut off at `far`, with the smallest k that has length eps, approached from above; else `far`."""
+    length = direction.norm(dim=1, keepdim=True)
+    unit = direction / torch.where(length > 0, length, 1)
+    inner, outer = torch.zeros_like(eps), torch.full_like(eps, DOUBLINGS)
+
+    def cut_off(doublings: Tensor) -> Tensor:
+        moved = eps * 2**doublings * unit
+        return torch.where(moved.abs() < far.abs(), moved, far)
+
+    for _ in range(BISECTIONS):
+        middle = (inner + outer) / 2
+        enough = cut_off(middle).norm(dim=1, keepdim=True) >= eps
+        inner, outer = torch.where(enough, inner, middle), torch.where(enough, middle, outer)
+    return torch.where(outer < DOUBLINGS, cut_off(outer), far)
 
 
 def _uniform_in_unit_ball(keys: Tensor, dim: int, p: float) -> Tensor:

@@ -173,6 +173,25 @@ def cutting_planes(
     return Choice("lp", best, believed, history)
 
 
+def certified(ensemble: RandomizedEnsemble, samples: AttackedSamples, watch: Watch | None = None) -> Choice:
+    """The alpha with the highest certified floor: the same program over the sets that no certificate excludes."""
+    from recarc.exact.certify import Certificate
+    from recarc.exact.joint import ALL_SETS
+
+    if len(ensemble) > ALL_SETS:
+        raise InputError(f"alpha is chosen by certificates for at most {ALL_SETS} members, not for {len(ensemble)}")
+    found = [Certificate()(ensemble, x, y, ball) for x, y, ball in samples.batches()]
+    open_sets = ~torch.cat([part.excluded for part in found], dim=1).cpu().numpy()
+    patterns = []
+    for members, is_open in zip(found[0].sets, open_sets):
+        patterns.append(np.zeros((len(ensemble), len(samples.x)), dtype=bool))
+        patterns[-1][list(members)] = is_open
+    alpha, error = best_for_patterns(patterns)
+    if watch is not None:
+        watch("certified", alpha, 1 - error)
+    return Choice("certified", alpha, 1 - error, [(alpha, 1 - error)])
+
+
 def best_for_patterns(seen: list[Patterns]) -> tuple[list[float], float]:
     """(alpha, value) of min (1/n) sum_j s_j over alpha, with s_j >= u . alpha for every pattern u found on sample j."""
     from scipy.optimize import linprog
@@ -281,7 +300,7 @@ class Gain:
     def sentence(self) -> str:
         alone, gain, most = (_shown(e.value, (e.low, e.high), "") for e in (self.alone, self.gain, self.most))
         return (
-            f"Over member {self.member + 1} alone, which keeps {alone} %, this alpha gains {gain} points, and no alpha "
+            f"Over member {self.member} alone, which keeps {alone} %, this alpha gains {gain} points, and no alpha "
             f"can gain more than {most}."
         )
 

@@ -59,9 +59,9 @@ def projected_descent(
 
 
 def project_simplex(v: Tensor) -> Tensor:
-    """The nearest point of {a >= 0, sum a = 1} in the Euclidean norm: v - theta, clamped at zero."""
+    """The nearest point of {a >= 0, sum a = 1} to each row (..., M) in the Euclidean norm: v - theta, cut off at 0."""
     ordered = v.sort(descending=True).values
-    excess = ordered.cumsum(0) - 1
-    count = torch.arange(1, len(v) + 1, dtype=v.dtype, device=v.device)
-    last = int((ordered * count > excess).sum()) - 1
-    return (v - excess[last] / (last + 1)).clamp(min=0)
+    excess = ordered.cumsum(-1) - 1
+    count = torch.arange(1, v.shape[-1] + 1, dtype=v.dtype, device=v.device)
+    last = (ordered * count > excess).sum(-1, keepdim=True) - 1
+    return (v - excess.gather(-1, last) / (last + 1)).clamp(min=0)

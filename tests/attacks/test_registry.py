@@ -120,12 +120,12 @@ def test_what_is_read_from_the_source_is_what_python_registers(name: str) -> Non
     [
         (ARC(), "ARC"),
         (ARC(variant="corrected"), "ARC, corrected"),
-        (PGD(member=0), "PGD on member 1"),
-        (PGD(member=1), "PGD on member 2"),
+        (PGD(member=0), "PGD on member 0"),
+        (PGD(member=1), "PGD on member 1"),
         (RandomAttacker(PGD()), "PGD"),
         (RandomAttacker(CarliniWagner(member=0)), "C&W on a random member"),
         (CarliniWagner(expectation="logits"), "C&W on logits"),
-        (Restarts(PGD(random_init=True), 3), "PGD on member 1, 3 restarts"),
+        (Restarts(PGD(random_init=True), 3), "PGD on member 0, 3 restarts"),
     ],
 )
 def test_labels(attack: Any, label: str) -> None:
@@ -157,4 +157,4 @@ def test_a_knob_without_a_default_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_unknown_class_is_labelled_by_its_name() -> None:
-    assert registry.label({"class": "Elsewhere", "member": 1}) == "Elsewhere on member 2"
+    assert registry.label({"class": "Elsewhere", "member": 1}) == "Elsewhere on member 1"

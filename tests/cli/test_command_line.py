@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from interpreter import run_python
 from recarc import RandomizedEnsemble, load_ensemble, save_ensemble
 from recarc.attacks.registry import attack_named, names
 from recarc.cli import app as program
@@ -271,7 +272,7 @@ def test_every_command_has_an_example() -> None:
             assert command.callback is not None and "Example: `recarc" in str(command.callback.__doc__), command.name
 
 
-def test_sigterm_leaves_a_run_that_goes_on(ensemble: str, tmp_path: Path) -> None:
+def test_sigterm_leaves_a_run_that_goes_on(ensemble: str, tmp_path: Path, capsys: Any) -> None:
     knobs = ["--data", "digits", "--limit", "100", "--eps", "0.1", "--attack", "arc", "--steps", "10"]
     knobs += ["--shard-size", "4", "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -287,8 +288,8 @@ def test_sigterm_leaves_a_run_that_goes_on(ensemble: str, tmp_path: Path) -> Non
     assert process.returncode == 3 and out == ""
     assert f"holds {done} of 25 shards; rerun the command to resume" in err and "Traceback" not in err
     assert run("show", tmp_path / "run") == 0
-    rest = recarc(*command[3:], env=environment)
-    assert rest.returncode == 0 and json.loads(rest.stdout)["complete"]
+    capsys.readouterr()
+    assert run(*command[3:]) == 0 and json.loads(capsys.readouterr().out)["complete"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -319,8 +320,7 @@ def test_a_full_disk_is_one_line(ensemble: str, tmp_path: Path) -> None:
         "sys.exit(run(sys.argv[1:]))"
     )
     out = tmp_path / "run"
-    command = [sys.executable, "-c", script, "evaluate", ensemble, *QUICK, "--limit", "200", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = run_python("-c", script, "evaluate", ensemble, *QUICK, "--limit", "200", "--out", out)
     assert done.returncode == 1
     assert "cannot write" in done.stderr and "rerun the command to resume" in done.stderr
     assert "Traceback" not in done.stderr

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from interpreter import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "3_ResNet20_eps_0.07_seed_0.pth"
@@ -23,8 +24,7 @@ pytestmark = [
 
 
 def recarc(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "recarc", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=1500)
+    return run_python("-m", "recarc", *arguments)
 
 
 def test_adaptive_pgd_on_the_public_members(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_trusted_code_is_found_in_the_working_folder(own_folder: Path, capsys: A
     words = ["evaluate", "mine", "--data", "digits", "--eps", "0.1", "--attack", "pgd1", "--steps", "1", "--json"]
     words += ["--limit", "5", "--device", "cpu"]
     assert program.run(words) == 2
-    assert "load with allow_factories=True (--trust-code on the command line)" in capsys.readouterr().err
+    assert "load with trust_code=True (--trust-code on the command line)" in capsys.readouterr().err
     assert "nets_of_mine" not in sys.modules
     assert program.run([*words, "--trust-code"]) == 0
     assert json.loads(capsys.readouterr().out)["samples"] == 5

@@ -23,6 +23,12 @@ def attack(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Te
     return QUICK(ensemble, x, y, ball)
 
 
-if __name__ == "__main__":
+def main(out: Path) -> None:
     ensemble, data = problem(64)
-    evaluate(ensemble, attack, data, BALL, out=sys.argv[1], shard_size=4)
+    evaluate(ensemble, attack, data, BALL, out=out, shard_size=4)
+
+
+if __name__ == "__main__":
+    import dying_rank  # by its name, so that a run records the same attack as in the test that resumes it
+
+    dying_rank.main(Path(sys.argv[1]))

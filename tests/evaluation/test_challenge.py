@@ -14,7 +14,7 @@ from paper.gallery import digits, trained
 from recarc import AutoPGD, Ball, InputError, RandomizedEnsemble, Restarts, Tight, Verdict, evaluate
 from recarc.attacks.challenge import CHALLENGED, draw
 from recarc.attacks.tight import PRESETS
-from recarc.evaluation.challenge import Challenged, most_fallible
+from recarc.evaluation.floor_error import Challenged, most_fallible
 from tiny import mlp_ensemble, points
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from runs import subprocess_environment
+
+from interpreter import run_python
 
 HERE = Path(__file__).parent
 
 
 def test_twenty_kills_lose_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", str(HERE / "killing.py"), str(tmp_path), "20"]
-    done = subprocess.run(command, env=subprocess_environment(), capture_output=True, text=True, timeout=600)
+    done = run_python("-W", "ignore", HERE / "killing.py", tmp_path, "20", **subprocess_environment())
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
     assert counts["kills"] == 20 and counts["inside"] >= 5

@@ -6,14 +6,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import dying_rank
 import pytest
 from runs import records_of, subprocess_environment
 
 from recarc import RandomizedEnsemble, save_ensemble
+from recarc.cli.app import run
 from recarc.models import build
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.xdist_group("two ranks")  # one worker, so that their processes start once
 RUN = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
@@ -26,34 +30,38 @@ def ensemble(tmp_path: Path) -> Path:
     return save_ensemble(RandomizedEnsemble([build("cnn", 10, 1, 8, width=4) for _ in range(2)]), tmp_path / "rec")
 
 
-def test_two_processes_give_the_records_of_one(ensemble: Path, tmp_path: Path) -> None:
-    knobs = {
-        "--data": "digits",
-        "--limit": "60",
-        "--eps": "0.1",
-        "--attack": "arc",
-        "--steps": "2",
-        "--shard-size": "8",
-    }
-    words = [word for pair in {**knobs, "--shard-size": "8"}.items() for word in pair]
-    command = ["-m", "recarc", "evaluate", str(ensemble), *words, "--json", "--out"]
-    one = called(sys.executable, *command, str(tmp_path / "one"))
-    assert one.returncode == 0, one.stderr
-    two = called(*RUN, *command, str(tmp_path / "two"))
+def test_two_processes_give_the_records_of_one(ensemble: Path, tmp_path: Path, capsys: Any) -> None:
+    words = [
+        "--data",
+        "digits",
+        "--limit",
+        "60",
+        "--eps",
+        "0.1",
+        "--attack",
+        "arc",
+        "--steps",
+        "2",
+        "--shard-size",
+        "8",
+    ]
+    command = ["evaluate", str(ensemble), *words, "--json", "--out"]
+    assert run([*command, str(tmp_path / "one")]) == 0
+    one = capsys.readouterr().out
+    two = called(*RUN, "-m", "recarc", *command, str(tmp_path / "two"))
     assert two.returncode == 0, two.stderr
     assert len(records_of(tmp_path / "one")) == 8
     assert records_of(tmp_path / "one") == records_of(tmp_path / "two")
-    figures = [json.loads(done.stdout)["robust_accuracy"] for done in (one, two)]
+    figures = [json.loads(printed)["robust_accuracy"] for printed in (one, two.stdout)]
     assert figures[0] == figures[1]
 
 
 def test_a_dead_rank_fails_the_run_which_another_number_of_ranks_resumes(tmp_path: Path) -> None:
-    script = str(HERE / "dying_rank.py")
-    assert called(sys.executable, script, str(tmp_path / "whole")).returncode == 0
-    broken = called(*RUN, script, str(tmp_path / "run"), DYING_RANK="1")
+    broken = called(*RUN, str(HERE / "dying_rank.py"), str(tmp_path / "run"), DYING_RANK="1")
     assert broken.returncode != 0
     assert 2 <= len(records_of(tmp_path / "run")) < 16
-    assert called(sys.executable, script, str(tmp_path / "run")).returncode == 0
+    for out in (tmp_path / "run", tmp_path / "whole"):
+        dying_rank.main(out)
     assert records_of(tmp_path / "run") == records_of(tmp_path / "whole")
 
 
@@ -67,27 +75,32 @@ def test_bad_input_fails_on_every_rank_at_once(ensemble: Path, tmp_path: Path) -
     assert 1 <= len(lines) <= 2 and all("error:" in line and "thesis.tex" in line for line in lines)
 
 
+@pytest.fixture(scope="module")
+def evaluations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks leave that evaluate by themselves, in a group of the caller, and with unequal arguments."""
+    out = tmp_path_factory.mktemp("ranks")
+    done = called(*RUN, str(HERE / "odd_rank.py"), str(out))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
 @pytest.mark.parametrize(
     "what, says", [("model", "members[0]"), ("data", "data.fingerprint"), ("shape", "cannot take inputs of shape")]
 )
-def test_ranks_that_were_given_different_things_all_stop(what: str, says: str, tmp_path: Path) -> None:
-    done = called(*RUN, str(HERE / "odd_rank.py"), what, str(tmp_path))
-    assert done.returncode == 0, done.stderr
+def test_ranks_that_were_given_different_things_all_stop(what: str, says: str, evaluations: Path) -> None:
     for rank in range(2):
-        message = (tmp_path / f"rank{rank}.txt").read_text()
+        message = (evaluations / f"{what} rank{rank}.txt").read_text()
         assert says in message and "\n" not in message
-    assert not records_of(tmp_path / "0")
+    assert not records_of(evaluations / what)
 
 
-def test_evaluations_in_a_group_leave_no_connections_open(tmp_path: Path) -> None:
-    done = called(*RUN, str(HERE / "odd_rank.py"), "nothing", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+def test_evaluations_in_a_group_leave_no_connections_open(evaluations: Path) -> None:
     for rank in range(2):
-        counts = (tmp_path / f"files{rank}.txt").read_text().split()
+        counts = (evaluations / f"files{rank}.txt").read_text().split()
         assert counts[1] == counts[3]
+    assert records_of(evaluations / "group 0") == records_of(evaluations / "group 3") != {}
 
 
-def test_processes_meet_for_one_evaluation_after_the_other(tmp_path: Path) -> None:
-    done = called(*RUN, str(HERE / "odd_rank.py"), "again", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert records_of(tmp_path / "0") == records_of(tmp_path / "1") == records_of(tmp_path / "2") != {}
+def test_processes_meet_for_one_evaluation_after_the_other(evaluations: Path) -> None:
+    first, second, third = (records_of(evaluations / f"meeting {k}") for k in range(3))
+    assert first == second == third != {}

@@ -12,8 +12,11 @@ import torch
 from runs import BALL, QUICK, problem, records_of
 from torch import Tensor, nn
 
-from recarc import InputError, RandomizedEnsemble, evaluate
+from recarc import Ball, Evaluation, InputError, RandomizedEnsemble, evaluate
+from recarc.evaluation import engine
+from recarc.evaluation.records import to_parquet
 from recarc.evaluation.resume import FirstLogits
+from recarc.evaluation.run_folder import RunFolder
 
 
 def with_code(source: str, **attributes: Any) -> nn.Module:
@@ -88,3 +91,63 @@ def test_rounding_is_no_change_and_nan_is() -> None:
     assert first(logits * 1.0001).changes_from(saved) == []
     for other in (logits * 1.01, logits.nan_to_num(nan=0.0), logits.flip(-1)):
         assert len(first(other).changes_from(saved)) == 1
+
+
+# Within a shard
+
+calls: list[int] = []  # the sizes of the batches
+
+
+def interrupted(rec: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+    """Ctrl-C in the fourth batch."""
+    calls.append(len(x))
+    if len(calls) == 4:
+        raise KeyboardInterrupt
+    return QUICK(rec, x, y, ball)
+
+
+def test_a_slow_shard_is_kept_bit_by_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    """Killed after its first batches, a shard goes on where it was; the records are those of any other run."""
+    ensemble, data = problem(40)
+    attack = interrupted
+    calls.clear()
+    monkeypatch.setattr(engine, "KEEP_AFTER", 0.0)
+    monkeypatch.setattr(engine, "LONG", 0.0)  # every batch is slow
+    sizes = {"shard_size": 32, "tile": 8, "save_inputs": True}
+    with pytest.raises(KeyboardInterrupt, match="holds 0 of 2 shards and 24 samples of others; rerun"):
+        evaluate(ensemble, attack, data, BALL, out=tmp_path / "a", **sizes)
+    assert calls == [8, 8, 8, 8] and len(Evaluation.load(tmp_path / "a", partial=True)) == 24
+    calls[:] = [0] * 4
+    result = evaluate(ensemble, attack, data, BALL, out=tmp_path / "a", shard_size=16, tile=8, save_inputs=True)
+    assert calls[4:] == [8, 8] and not list((tmp_path / "a").glob("begun*"))
+    assert "resuming 2 of 2" not in capfd.readouterr().err  # none of them is whole
+    whole = evaluate(ensemble, attack, data, BALL, out=tmp_path / "b", progress=False, **sizes)
+    assert records_of(tmp_path / "a") == records_of(tmp_path / "b")
+    inputs = [sorted((tmp_path / name).glob("*.safetensors")) for name in "ab"]
+    assert [f.read_bytes() for f in inputs[0]] == [f.read_bytes() for f in inputs[1]]
+    assert result.forward_passes == whole.forward_passes
+
+
+def test_batches_grow_while_they_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    ensemble, data = problem(40)
+    attack = interrupted
+    calls[:] = [0] * 4
+    evaluate(ensemble, attack, data, BALL, tile=4, progress=False)
+    assert calls[4:] == [4, 8, 16, 12]
+    calls[:] = [0] * 4
+    evaluate(ensemble, attack, data, BALL, tile=4, batch_size=6, progress=False)
+    assert calls[4:] == [4, 6, 6, 6, 6, 6, 6]
+
+
+def test_the_length_of_a_shard_is_no_part_of_the_fingerprint(tmp_path: Path, capfd: Any) -> None:
+    ensemble, data = problem(40)
+    marks = set()
+    for size in (7, 40):
+        evaluate(ensemble, QUICK, data, BALL, out=tmp_path / str(size), shard_size=size, progress=False)
+        marks.add(RunFolder.open(tmp_path / str(size)).fingerprint)
+    assert len(marks) == 1
+    first, second = (Evaluation.load(tmp_path / str(size)).records for size in (7, 40))
+    assert to_parquet(first) == to_parquet(second)
+    (tmp_path / "7" / "shard-00005.parquet").unlink()
+    evaluate(ensemble, QUICK, data, BALL, out=tmp_path / "7", shard_size=20)  # keeps its own length
+    assert f"resuming 1 of 6 shards; records in {tmp_path / '7'}" in capfd.readouterr().err

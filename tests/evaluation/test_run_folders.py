@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import shlex
 import shutil
-import subprocess
-import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -29,12 +29,18 @@ from tiny import mlp_ensemble
 SHARDS = {"shard_size": 8}
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A finished run of five shards."""
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ensemble, data = problem()
-    evaluate(ensemble, QUICK, data, BALL, out=tmp_path / "run", **SHARDS)
-    return tmp_path / "run"
+    out = tmp_path_factory.mktemp("finished") / "run"
+    evaluate(ensemble, QUICK, data, BALL, out=out, **SHARDS)
+    return out
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A finished run of five shards, a copy of its own for every test."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 def again(run: Path, **changes: Any) -> Evaluation:
@@ -102,7 +108,6 @@ def test_a_torn_shard_is_found_and_redone(run: Path, kind: str) -> None:
         ({"ensemble": mlp_ensemble(3, [0.5, 0.3, 0.2], seed=1, dtype=torch.float32)}, "members"),
         ({"data": problem(39)[1]}, "data.samples is 40 in the run and 39 now"),
         ({"precision": "float64"}, "precision"),
-        ({"shard_size": 16}, "shard_size is 8 in the run and 16 now"),
         ({"save_inputs": True}, "save_inputs"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -318,21 +323,24 @@ def test_two_runs_that_begin_at_once_do_not_share_a_folder(tmp_path: Path, monke
     assert refused and json.loads((tmp_path / "run.json").read_text())["configuration"]["attack"]["steps"] == 3
 
 
+def _hold(run: Path, locked: Any) -> None:
+    with folders.locked(run):
+        locked.set()
+        time.sleep(60)
+
+
 def test_two_writers_do_not_share_a_folder(run: Path) -> None:
-    script = (
-        "import sys, time\n"
-        "from recarc.evaluation.run_folder import locked\n"
-        "with locked(sys.argv[1]):\n"
-        "    print('locked', flush=True); time.sleep(60)\n"
-    )
-    holder = subprocess.Popen([sys.executable, "-c", script, str(run)], stdout=subprocess.PIPE, text=True)
+    context = multiprocessing.get_context("fork")
+    locked = context.Event()
+    holder = context.Process(target=_hold, args=(run, locked))
+    holder.start()
     try:
-        assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+        assert locked.wait(60)
         with pytest.raises(InputError, match="another process"):
             again(run)
     finally:
         holder.kill()
-        holder.wait()
+        holder.join()
     again(run)
 
 

@@ -209,7 +209,8 @@ def test_a_certificate_that_is_met_is_conclusive_whatever_made_the_figure() -> N
     evaluation = made([[False] * 4] * 2, bits, [0.5, 0.5], preset="quick")
     for certified in (0.25, floor_of(0.5, 0.5, 0.0, 0.0)):
         found = Verdict.of(evaluation, certified)
-        assert found.conclusive and "no attack can push it below the certified floor of 25.00 %." in found.sentence
+        assert found.conclusive and found.level == found.to_json()["level"] == "certified"
+        assert "no attack whatever leaves less than 25.00 %; this attack leaves 25.00 %." in found.sentence
 
 
 @pytest.mark.parametrize("certified", [0.26, floor_of(0.5, 0.0, 0.5, 0.0)])

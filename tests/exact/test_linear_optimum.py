@@ -153,20 +153,23 @@ def test_the_heaviest_member_may_have_to_be_given_up(milp: bool) -> None:
 
 
 def best_by_enumeration(ensemble: RandomizedEnsemble, x: Tensor, label: int, ball: Ball) -> float:
-    """Every choice of one wrong class, or none, for each member, tested by its smallest radius."""
+    """Every choice of one wrong class, or none, for each member, the heaviest first, tested by its smallest radius."""
     parameters = [affine_parameters(member, x[None]) for member in ensemble.members]
-    classes = len(parameters[0][1])
-    best = 0.0
-    for choice in itertools.product([None, *(c for c in range(classes) if c != label)], repeat=len(parameters)):
+    classes, alpha = len(parameters[0][1]), ensemble.alpha.tolist()
+
+    def mass(choice: tuple[int | None, ...]) -> float:
+        return float(sum(a for a, c in zip(alpha, choice) if c is not None))
+
+    choices = itertools.product([None, *(c for c in range(classes) if c != label)], repeat=len(parameters))
+    for choice in sorted(choices, key=mass, reverse=True):
         picked = [(w, b, c) for (w, b), c in zip(parameters, choice) if c is not None]
-        mass = float(sum(a for a, c in zip(ensemble.alpha.tolist(), choice) if c is not None))
-        if mass <= best + 1e-12:
-            continue
+        if not picked:
+            break
         gaps = np.stack([(w[label] - w[c]).numpy() for w, _, c in picked])
         margins = gaps @ x.numpy() + np.array([float(b[label] - b[c]) for _, b, c in picked])
         if smallest_radius(gaps, margins, ball.norm) < ball.eps:
-            best = mass
-    return 1 - best
+            return 1 - mass(choice)
+    return 1.0
 
 
 @pytest.mark.parametrize("p", NORMS)

@@ -74,7 +74,7 @@ def test_dverge_old_and_new_keys(format: str, key: str, tmp_path: Path) -> None:
         assert torch.equal(member.net.conv1.weight, members[key.format(i)]["model.conv1.weight"])
     made_by = read_manifest(tmp_path / "rec").made_by
     assert made_by["import"] == "dverge" and made_by["files"][0]["name"] == "epoch_200.pth"
-    assert "3 member(s) (resnet20), alpha 0.333333" in imported.summary()
+    assert "3 members (resnet20), alpha 0.333333" in imported.summary()
 
 
 def test_arc_folder_with_wrappers_and_prefixes(tmp_path: Path) -> None:

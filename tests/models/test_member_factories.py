@@ -63,9 +63,7 @@ def test_factory_members_round_trip_and_mix_with_registered_ones(tmp_path: Path)
 
 def test_code_runs_only_when_allowed(tmp_path: Path) -> None:
     folder = save_ensemble(RandomizedEnsemble([from_factory(OWN)]), tmp_path / "rec")
-    with pytest.raises(
-        InputError, match=r"member 0 of .*rec is made by the code 'own_models:make', .*allow_factories=True"
-    ):
+    with pytest.raises(InputError, match=r"member 0 of .*rec is made by the code 'own_models:make', .*trust_code=True"):
         load_ensemble(folder)
 
 

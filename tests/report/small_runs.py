@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ SAMPLES, STEPS = 40, 3
 SCRIPT = "<script>alert(1)</script>"
 
 
+@cache
 def small_ensemble(members: int = 2) -> RandomizedEnsemble:
     """Linear members, each fitted for a moment on another half of the pixels: accurate, and foolable apart."""
     x, y = load("digits", "train").tensors()

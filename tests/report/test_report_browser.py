@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import SCRIPT, make_runs
+from small_runs import SCRIPT
 
+from recarc.board import Board, Row, write_board
 from recarc.evaluation import Evaluation
 from recarc.report import build_report, load_runs, write_page
 
+pytestmark = pytest.mark.xdist_group("report")  # one worker, so that the runs are made once
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
     "--no-sandbox",
@@ -141,13 +143,12 @@ def test_the_slider_shows_what_python_computes(browser: Any, address: str, runs:
         assert opened.rescored() == before
 
 
-def test_three_sliders_are_normalised(browser: Any, tmp_path: Path) -> None:
-    folder = make_runs(tmp_path / "runs", members=3, sweeps=False)
-    page = write_page(build_report(load_runs([folder])), tmp_path / "report.html")
+def test_three_sliders_are_normalised(browser: Any, runs_of_three: Path, tmp_path: Path) -> None:
+    page = write_page(build_report(load_runs([runs_of_three])), tmp_path / "report.html")
     with Opened(browser, page.as_uri()) as opened:
         for k, weight in enumerate((1.0, 0.5, 0.5)):
             opened.slide(f"alpha-{k}", weight)
-        expected = Evaluation.load(folder / "arc").robust_at([0.5, 0.25, 0.25]).value
+        expected = Evaluation.load(runs_of_three / "arc").robust_at([0.5, 0.25, 0.25]).value
         assert opened.rescored()["ARC"] == pytest.approx(expected, abs=1e-9)
         assert [opened.page.locator(f"#alpha-text-{k}").inner_text() for k in range(3)] == ["0.50", "0.25", "0.25"]
 
@@ -225,3 +226,46 @@ def test_it_prints(browser: Any, address: str) -> None:
         opened.page.emulate_media(media="print")
         assert not opened.page.locator("nav").is_visible()
         assert opened.page.pdf().startswith(b"%PDF")
+
+
+def board_of(gains: dict[str, float]) -> Board:
+    """One row a method, with these gains in points; every second is in l2."""
+    figures = {"eps": 0.1, "samples": 100, "clean": 0.8, "adaptive_pgd": 0.5, "arc": 0.4, "floor": 0.3, "vote": 0.3}
+    board = Board()
+    for k, (method, points) in enumerate(gains.items()):
+        gain = {"value": points / 100, "low": points / 100 - 0.005, "high": points / 100 + 0.005}
+        row = Row(
+            method=method,
+            norm="l2" if k % 2 else "linf",
+            members=2 + k,
+            alpha=[1 / (2 + k)] * (2 + k),
+            tight={"value": 0.35, "low": 0.3, "high": 0.4},
+            verdict="open",
+            best_member=0.35 - points / 100,
+            gain=gain,
+            gain_at_floor=-0.05,
+            most=0.01,
+            provenance={"command": f"recarc evaluate {method}"},
+            **figures,
+        )
+        board = board.with_row(row)
+    return board
+
+
+def test_the_board_sorts_filters_and_opens(browser: Any, tmp_path: Path) -> None:
+    page = write_board(board_of({"b": 1.0, "a": -2.0, SCRIPT: 0.2}), tmp_path / "board.html").as_uri()
+    for width in (1280, 390):
+        with Opened(browser, page, width) as opened:
+            assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+            names = "() => [...document.querySelectorAll('tbody:not([hidden]) .open')].map((b) => b.textContent)"
+            opened.page.locator("button[data-sort=gain]").click()
+            assert opened.page.evaluate(names) == ["b", SCRIPT, "a"]
+            opened.page.locator("button[data-sort=gain]").click()
+            assert opened.page.evaluate(names) == ["a", SCRIPT, "b"]
+            opened.page.locator("#norm").select_option("l2")
+            assert opened.page.evaluate(names) == ["a"] and opened.page.locator("#shown").inner_text() == "1 of 3 rows"
+            assert not opened.page.locator("pre:visible").count()
+            opened.page.locator(".open:visible").click()
+            assert opened.page.locator("pre:visible").inner_text() == "recarc evaluate a"
+            opened.page.locator("#theme").click()
+            assert opened.page.evaluate("document.documentElement.dataset.theme") == "dark"

@@ -13,7 +13,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
-from small_runs import SCRIPT, make_runs, small_ensemble
+from small_runs import SCRIPT, small_ensemble
 
 from recarc import Ball, InputError, RandomizedEnsemble, evaluate
 from recarc.attacks import (
@@ -42,6 +42,7 @@ from recarc.report.rescoring import _minimal
 from recarc.report.svg import RIGHT, WIDTH, Frame, _axes
 from recarc.report.writing import tables
 
+pytestmark = pytest.mark.xdist_group("report")  # one worker, so that the runs are made once
 SHAPES = (("polyline", "line"), ("polygon", "band"))
 
 
@@ -198,18 +199,17 @@ def test_minimal_patterns() -> None:
     assert _minimal({0b11, 0b00}) == (0,)
 
 
-def test_cross_robustness_in_the_order_of_the_members(tmp_path: Path) -> None:
+def test_cross_robustness_in_the_order_of_the_members(runs: Path) -> None:
     """The attacker visits members by decreasing alpha; the matrix is in their own order."""
-    folder = make_runs(tmp_path, sweeps=False)
-    (matrix,) = build_report(load_runs([folder])).matrices
-    evaluation = Evaluation.load(folder / "pgd" / SCRIPT)
+    (matrix,) = build_report(load_runs([runs / "tight", runs / "pgd"])).matrices
+    evaluation = Evaluation.load(runs / "pgd" / SCRIPT)
     assert matrix.columns == [0, 1]
     right = (evaluation.adversarial_predictions == evaluation.labels).mean(2)
     assert matrix.values[0][0] == right[0, 0] and matrix.values[1][0] == right[0, 1]
 
 
-def test_three_members_get_three_sliders_and_no_line_plot(tmp_path: Path) -> None:
-    report = build_report(load_runs([make_runs(tmp_path, members=3, sweeps=False)]))
+def test_three_members_get_three_sliders_and_no_line_plot(runs_of_three: Path) -> None:
+    report = build_report(load_runs([runs_of_three]))
     page = render(report)
     assert page.count('<input id="alpha-') == 3 and 'id="alpha-cursor"' not in page
 
@@ -295,7 +295,7 @@ def test_an_ensemble_without_a_name_is_told_apart_by_its_members(report: Report)
     assert re.fullmatch(r"unnamed \([0-9a-f]{8}\)", facts["ensemble"]) and facts["ensemble"] in render(report)
     assert replace(report.main, environment={"command": "recarc sweep zoo:x --over eps"}).ensemble == "zoo:x"
     assert replace(report.main, environment={"command": "recarc evaluate --eps 1 rec"}).ensemble == facts["ensemble"]
-    assert replace(report.main, environment={"command": "recarc demo"}).ensemble == facts["ensemble"]
+    assert replace(report.main, environment={"command": "recarc demo --quiet"}).ensemble == "of the demo"
 
 
 @pytest.mark.parametrize(("more", "clear"), [(60, True), (2, False)])
@@ -355,14 +355,14 @@ def run_of(attack: Attack) -> Run:
         (AdaptivePGD(), "AdaptivePGD"),
         (AdaptivePGD(expectation="logits"), "AdaptivePGD on logits"),
         (RandomAttacker(PGD(steps=2, random_init=True)), "PGD"),
-        (PGD(member=0), "PGD on member 1"),
-        (PGD(member=1), "PGD on member 2"),
+        (PGD(member=0), "PGD on member 0"),
+        (PGD(member=1), "PGD on member 1"),
         (CarliniWagner(), "C&W"),
         (CarliniWagner(expectation="logits"), "C&W on logits"),
-        (CarliniWagner(member=0), "C&W on member 1"),
+        (CarliniWagner(member=0), "C&W on member 0"),
         (RandomAttacker(CarliniWagner(member=0)), "C&W on a random member"),
         (AutoPGD(loss="dlr"), "AutoPGD"),
-        (AutoPGD(member=1), "AutoPGD on member 2"),
+        (AutoPGD(member=1), "AutoPGD on member 1"),
         (Climb(), "Climb"),
         (Climb(start=ARC(), orders=3), "Climb"),
         (LinearARC(), "LinearARC"),

@@ -19,6 +19,7 @@ from recarc.training import SpeedOptions
 from recarc.training.distributed import Group, check_batch, training_group
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.xdist_group("two ranks")  # one worker, so that their processes start once
 AT: dict[str, Any] = {"epochs": 0.5, "arch_options": {"width": 4, "batch_norm": True}}
 FREE: dict[str, Any] = {"epochs": 0.5, "arch_options": {"width": 4}, "changes": {"validation": 0}}
 SCRIPT = f"""

@@ -18,10 +18,15 @@ LEAST_CLASSES = 4  # the losses do not exist for fewer
 
 
 def stage(
-    version: str = "standard", attacks: Sequence[str] = (), member: int | None = None, seed: int = 0
+    version: str = "standard",
+    attacks: Sequence[str] = (),
+    member: int | None = None,
+    seed: int = 0,
+    queries: int | None = None,
 ) -> PeerAttack:
     """AutoAttack against the expected logits, or against one member; `attacks` selects a part of it (version="custom").
 
+    `queries`: of its Square; None leaves the package's own number.
     It is meant for deterministic models, which the expected logits are, and is no substitute for attacks on the
     expected accuracy. Against each member alone it gives a floor.
     """
@@ -42,14 +47,16 @@ def stage(
         classes = target(x[:1]).shape[1]
         if classes < LEAST_CLASSES:
             raise InputError(f"{name} needs at least {LEAST_CLASSES} classes, the members have {classes}")
-        knobs = {"attacks": list(attacks)} if attacks else {}
+        chosen = {"attacks": list(attacks)} if attacks else {}
         attack = package.AutoAttack(
-            target, norm=NORMS[str(ball.norm)], eps=ball.eps, seed=seed, device=x.device, version=version, **knobs
+            target, norm=NORMS[str(ball.norm)], eps=ball.eps, seed=seed, device=x.device, version=version, **chosen
         )
-        attack.apgd_targeted.n_target_classes = min(9, classes - 1)
+        attack.apgd_targeted.n_target_classes = min(attack.apgd_targeted.n_target_classes, classes - 1)
         attack.fab.n_target_classes = min(9, classes - 1)
+        attack.square.n_queries = queries or attack.square.n_queries
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return attack.run_standard_evaluation(x.clamp(0, 1), y, batch_size=len(x))[0]
 
-    return PeerAttack(name, {"version": version, "attacks": list(attacks)}, run, member, seed)
+    knobs = {"version": version, "attacks": list(attacks)} | ({} if queries is None else {"queries": queries})
+    return PeerAttack(name, knobs, run, member, seed)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from recarc.attacks.adaptive_pgd import AdaptivePGD
     from recarc.attacks.arc import ARC
     from recarc.attacks.autopgd import AutoPGD
-    from recarc.attacks.base import Attack, Outcome, Stage
+    from recarc.attacks.base import Attack, Outcome, Stage, input_gradient
     from recarc.attacks.carlini_wagner import CarliniWagner
     from recarc.attacks.climb import Climb
     from recarc.attacks.combine import RandomAttacker, Restarts, WorstOf

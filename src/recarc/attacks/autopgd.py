@@ -7,12 +7,13 @@ balls that shrink to the size asked for.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import Attack, check_count, differentiate
+from recarc.attacks.base import Attack, check_at_least, check_count, differentiate
 from recarc.attacks.pgd import check_member
 from recarc.attacks.problem import Best, Problem
 from recarc.attacks.registry import register
@@ -83,18 +84,25 @@ class AutoPGD(Attack):
     `member=i` attacks one member and stops on a sample as soon as it is fooled; `member=None` increases the expected
     loss and keeps the point of lowest expected accuracy. loss: "ce", "dlr", "dlr_targeted" (one run towards each of
     the `targets` runners-up) or "margin". For p = 1 it is their sparse version of 2021.
+
+    `scout` > 0, for dlr_targeted: that many steps towards each target first, then all steps from there, but only
+    towards the `finalists` whose loss got highest.
     """
 
     member: int | None = None
     steps: int = 100  # AutoAttack's
     loss: str = "ce"
     targets: int = 9  # AutoAttack's; only for dlr_targeted
+    scout: int = 0
+    finalists: int = 2
     random_init: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_count("steps", self.steps)
         check_count("targets", self.targets)
+        check_count("finalists", self.finalists)
+        check_at_least("scout", self.scout, 0)
         if self.loss not in (*LOSSES, "dlr_targeted"):
             raise unknown("loss", self.loss, (*LOSSES, "dlr_targeted"))
 
@@ -110,9 +118,20 @@ class AutoPGD(Attack):
         if self.loss != "dlr_targeted":
             self._run(problem, best, None)
             return best.x_adv
-        for target in problem.rivals(self.targets).unbind(1):
-            self._run(problem, best, target)
+        rivals = problem.rivals(self.targets)
+        runs = self._finals(problem, best, rivals) if self.scout else [(target, None) for target in rivals.unbind(1)]
+        for target, start in runs:
+            self._run(problem, best, target, start)
         return best.x_adv
+
+    def _finals(self, problem: Problem, best: Best, rivals: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The most promising of the `rivals` (B, T), and where a short run towards each of them ended."""
+        start = self._start(problem)
+        ends = [self._ascend(problem, best, target, start, self.scout, inside=True) for target in rivals.unbind(1)]
+        points = torch.stack([point for point, _ in ends], 1)
+        losses = torch.stack([loss for _, loss in ends], 1)
+        for place in losses.topk(min(self.finalists, rivals.shape[1])).indices.unbind(1):
+            yield rivals.gather(1, place[:, None])[:, 0], points[torch.arange(len(place), device=place.device), place]
 
     def _loss(self, logits: Tensor, y: Tensor, target: Tensor | None) -> Tensor:
         if target is not None:
@@ -137,26 +156,31 @@ class AutoPGD(Attack):
         gradient = gradient.to(working_dtype(point)).nan_to_num(nan=0.0)
         return loss.detach().to(gradient.dtype).masked_fill(loss.isnan(), -math.inf), gradient
 
-    def _run(self, problem: Problem, best: Best, target: Tensor | None) -> None:
+    def _start(self, problem: Problem) -> Tensor:
+        x, ball = problem.x, problem.ball
+        return ball.move(x, ball.random_start(x, self.seed)) if self.random_init else x
+
+    def _run(self, problem: Problem, best: Best, target: Tensor | None, start: Tensor | None = None) -> None:
         """One AutoPGD run, towards `target` classes where given; for p = 1 through balls that shrink to eps."""
         x, ball = problem.x, problem.ball
-        point = ball.move(x, ball.random_start(x, self.seed)) if self.random_init else x
+        point = self._start(problem) if start is None else start
         for steps, growth in phases(self.steps) if ball.norm.sparse else [(self.steps, 1.0)]:
-            if not bool((best.v > 0).any()):
-                return  # many models cannot take an empty batch
             wide = replace(problem, ball=replace(ball, eps=growth * ball.eps))
             if ball.norm.sparse:
                 point = self._moved(x, point, torch.zeros_like(x, dtype=working_dtype(x)), wide.ball)
-            point = self._ascend(wide, best, target, point, steps, inside=growth == 1)
+            point, _ = self._ascend(wide, best, target, point, steps, inside=growth == 1)
 
     def _ascend(
         self, problem: Problem, best: Best, target: Tensor | None, start: Tensor, steps: int, inside: bool
-    ) -> Tensor:
-        """The points of highest loss after `steps` steps from `start`; if `inside`, samples at 0 are dropped.
+    ) -> tuple[Tensor, Tensor]:
+        """The points of highest loss after `steps` steps from `start`, and it; if `inside`, samples at 0 are dropped.
 
         Points outside the ball asked for are not offered to `best`.
         """
         x, ball, offered = problem.x, problem.ball, best if inside else None
+        losses = torch.full((len(x),), -math.inf, dtype=working_dtype(x), device=x.device)
+        if not bool((best.v > 0).any()):
+            return start, losses  # many models cannot take an empty batch
         s = self._begin(problem, (best.v > 0).nonzero()[:, 0], offered, target, start)
         since, sparse = 0, ball.norm.sparse
         checks = sparse_checkpoints(steps) if sparse else checkpoints(steps)
@@ -187,7 +211,7 @@ class AutoPGD(Attack):
             elif k in checks:
                 self._maybe_halve(s, since)
                 since = 0
-        return start.index_copy(0, s.index, s.peak)
+        return start.index_copy(0, s.index, s.peak), losses.index_copy(0, s.index, s.peak_loss)
 
     def _begin(
         self, problem: Problem, index: Tensor, offered: Best | None, target: Tensor | None, start: Tensor

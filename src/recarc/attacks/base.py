@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recarc.attacks.problem import Problem, frozen_problem
 from recarc.ensemble import Member, RandomizedEnsemble, frozen
-from recarc.errors import InputError
+from recarc.errors import AttackViolation, InputError
 from recarc.geometry import Ball, working_dtype
 
 
@@ -81,6 +81,25 @@ def outcome_of(attack: Any, problem: Problem) -> Outcome:
     with frozen(problem.ensemble), torch.no_grad():
         outcome: Outcome = attack.outcome(problem)
         return outcome
+
+
+def name_of(attack: Any) -> str:
+    """The class of an attack, or the name of a function."""
+    return str(getattr(attack, "__name__", type(attack).__name__))
+
+
+def points_of(attack: Any, problem: Problem) -> Tensor:
+    """The points that an attack or a plain callable returns."""
+    if hasattr(attack, "perturb"):
+        points: Any = attack.perturb(problem)
+        return points
+    points = outcome_of(attack, problem).mixture[0][1]
+    if not isinstance(points, Tensor) or points.shape != problem.x.shape:
+        shape = tuple(points.shape) if isinstance(points, Tensor) else type(points).__name__
+        raise AttackViolation(
+            f"{name_of(attack)} returned {shape} for inputs {tuple(problem.x.shape)}; expected the same shape"
+        )
+    return points.detach()
 
 
 def check_at_least(name: str, value: float, low: float) -> None:

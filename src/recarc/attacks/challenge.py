@@ -2,7 +2,7 @@
 
 Figure and floor come from the same attacks, so the weaker these are, the better the two agree. A pair of a member and a
 sample that withstood them all is drawn with a known probability; how many of those drawn fall now tells how many of the
-others would (see `recarc.evaluation.challenge`).
+others would (see `recarc.evaluation.floor_error`).
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ class Challenge:
     smooth_steps: int  # of AutoPGD along the mean gradient of a few random neighbours
     most: float  # the largest share of the pairs that is drawn; they are dear
     allowed: float
+
+    def longer(self, times: int) -> Challenge:
+        return replace(self, steps=times * self.steps, smooth_steps=times * self.smooth_steps)
 
     def share(self, samples: int, heaviest: float) -> float:
         """The probability with which a pair of the heaviest member is drawn in a run on this many samples."""

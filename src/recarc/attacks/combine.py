@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import Attack, Outcome, Stage, check_count, outcome_of
+from recarc.attacks.base import Attack, Outcome, Stage, check_count, outcome_of, points_of
 from recarc.attacks.problem import Best, Problem, frozen_problem
 from recarc.attacks.unmasking import Masked
 from recarc.ensemble import RandomizedEnsemble
-from recarc.errors import AttackViolation, InputError, unknown
+from recarc.errors import InputError, unknown
 from recarc.geometry import Ball
 from recarc.randomness import sample_keys, uniform
 
@@ -48,7 +48,7 @@ class WorstOf(Attack):
             left = (best.v > 0).nonzero()[:, 0]
             if not len(left):
                 break
-            best.consider(problem, _points(attack, problem.take(left)), left)
+            best.consider(problem, points_of(attack, problem.take(left)), left)
         return best.x_adv
 
     def outcome(self, problem: Problem) -> Outcome:
@@ -65,7 +65,7 @@ class WorstOf(Attack):
                 continue
             part = problem.take(index)
             outcome = outcome_of(attack, part) if _shows_more(attack) else Outcome([])
-            x_adv = outcome.mixture[0][1] if len(outcome.mixture) == 1 else _points(attack, part)
+            x_adv = outcome.mixture[0][1] if len(outcome.mixture) == 1 else points_of(attack, part)
             if len(index):
                 best.consider(problem, x_adv, index)
             stages = stages or tuple(outcome.stages)
@@ -174,18 +174,6 @@ class RandomAttacker(Attack):
 def adapted(attack: Any, ensemble: RandomizedEnsemble, samples: int, masked: Masked) -> Any:
     """The attack for a run on so many samples, in which these signals were measured; most have nothing to adapt."""
     return attack.adapted(ensemble, samples, masked) if hasattr(attack, "adapted") else attack
-
-
-def _points(attack: Any, problem: Problem) -> Tensor:
-    """The points that an attack or a plain callable returns."""
-    if hasattr(attack, "perturb"):
-        points: Any = attack.perturb(problem)
-        return points
-    points, name = outcome_of(attack, problem).mixture[0][1], getattr(attack, "__name__", type(attack).__name__)
-    if not isinstance(points, Tensor) or points.shape != problem.x.shape:
-        shape = tuple(points.shape) if isinstance(points, Tensor) else type(points).__name__
-        raise AttackViolation(f"{name} returned {shape} for inputs {tuple(problem.x.shape)}; expected the same shape")
-    return points.detach()
 
 
 def _shows_more(attack: Any) -> bool:

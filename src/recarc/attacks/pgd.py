@@ -62,7 +62,7 @@ class GradientAttack(Attack):
 
 
 @register("pgd", label="PGD", help="PGD on a member drawn with alpha, in exact expectation", random_member=True)
-@register("pgd1", label="PGD on member 1", help="PGD on the first member (the paper's PGD-1)", member=0)
+@register("pgd1", label="PGD on member 0", help="PGD on the first member (the paper's PGD-1)", member=0)
 @dataclass(frozen=True)
 class PGD(GradientAttack):
     """PGD against one member; `PGD(member=0)` is the paper's PGD-1.

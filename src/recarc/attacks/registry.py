@@ -169,7 +169,7 @@ def label(config: Mapping[str, Any]) -> str:
     if best is None and not _ours(config) and any(kind in (e.cls, e.label) for e in _entries().values()):
         text = f"{kind} (own code)"  # a user's class with the name of one of these
     if isinstance(config.get("member"), int) and (best is None or "member" not in best.fixed):
-        text += f" on member {config['member'] + 1}"
+        text += f" on member {config['member']}"
     return f"{text} on logits" if config.get("expectation") == "logits" else text
 
 

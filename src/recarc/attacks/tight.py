@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from recarc.attacks.adaptive_pgd import AdaptivePGD
 from recarc.attacks.arc import ARC
 from recarc.attacks.autopgd import AutoPGD
-from recarc.attacks.base import Attack, Outcome, Stage, check_count
+from recarc.attacks.base import Attack, Outcome, Stage, check_count, name_of, points_of
 from recarc.attacks.challenge import CHALLENGED, Challenge
 from recarc.attacks.climb import Climb
 from recarc.attacks.lattice_climber import LatticeClimber
@@ -21,7 +22,10 @@ from recarc.attacks.square import Square
 from recarc.attacks.unmasking import Masked, misleading, unmasked
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
+from recarc.geometry import Ball
 
+EXTRA = "extra_"  # begins the names of the stages that are attacks of the user's own
+LONGER = 5  # times the steps of the challenge for p = 1
 SEARCH = 500  # queries; on the plateaus of a masked member, short searches find more than a long one
 
 
@@ -37,19 +41,28 @@ class Effort:
     queries: int = 0  # of Square, against each member alone
     searches: int = 1  # of SEARCH queries against a member whose gradients mislead, each with another seed
     challenge: Challenge | None = None
+    sparse: tuple[AutoPGD, ...] = ()  # in place of `members` for p = 1, which spends most of its steps in larger balls
+
+    def for_ball(self, ball: Ball) -> Effort:
+        """For p = 1 with longer attacks on the members, and a challenge that is longer still."""
+        if not ball.norm.sparse or not self.sparse:
+            return self
+        challenge = None if self.challenge is None else self.challenge.longer(LONGER)
+        return replace(self, members=self.sparse, challenge=challenge)
 
 
 PRESETS = {
     "quick": Effort(4, (AutoPGD(steps=20),), 3, Climb(steps=20, orders=1)),
     "standard": Effort(
         4,
-        (AutoPGD(steps=20), AutoPGD(steps=15, loss="dlr_targeted", targets=9)),
+        (AutoPGD(steps=10), AutoPGD(steps=20, loss="dlr_targeted", scout=4)),
         5,
         Climb(steps=20, orders=2, rounds=3, round_steps=50, targets=8),
         lattice_steps=20,
         queries=30,
         searches=4,
         challenge=Challenge(steps=40, queries=100, smooth_steps=10, most=0.15, allowed=0.002),
+        sparse=(AutoPGD(steps=100), AutoPGD(steps=100, loss="dlr_targeted", scout=20, finalists=3)),
     ),
     "thorough": Effort(
         9,
@@ -60,6 +73,7 @@ PRESETS = {
         queries=500,
         searches=10,
         challenge=Challenge(steps=200, queries=2000, smooth_steps=100, most=1.0, allowed=0.001),
+        sparse=(AutoPGD(steps=200), AutoPGD(steps=200, loss="dlr_targeted")),
     ),
 }
 
@@ -67,7 +81,7 @@ PRESETS = {
 @register("tight", label="Tight", help="staged, down to the floor (presets quick, standard, thorough)")
 @dataclass(frozen=True)
 class Tight(Attack):
-    """AdaptivePGD and ARC -> AutoPGD and Square on each member -> corrected ARC, lattice climber, Climb -> challenge.
+    """AdaptivePGD, ARC -> AutoPGD, Square on each member -> corrected ARC, lattice climber, Climb -> challenge.
 
     A sample leaves as soon as it is at its floor: the alpha of the members that nothing fooled, not even alone. At the
     end a random few of the pairs that make the floor are challenged (`recarc.attacks.challenge`; not in quick).
@@ -80,6 +94,7 @@ class Tight(Attack):
     seed: int = 0
     challenge: float | None = None  # the share of those pairs; None: as an evaluation needs, by its number of samples
     masked: Masked | None = None  # signals that an evaluation measured: from the third stage on, Tight reacts to them
+    extra: Sequence[Any] | None = None  # attacks of your own, run on every sample after ARC, each a stage of its own
 
     def __post_init__(self) -> None:
         check_count("steps", self.steps)
@@ -87,6 +102,12 @@ class Tight(Attack):
             raise unknown("preset", self.preset, PRESETS)
         if self.challenge is not None and not 0 <= self.challenge <= 1:
             raise InputError(f"challenge is {self.challenge!r}; it must be a share of the pairs, from 0 to 1")
+        object.__setattr__(self, "extra", _checked(self.extra))
+
+    def check_fit(self, members: int, classes: int, ball: Ball) -> None:
+        for attack in self.extra or ():
+            if hasattr(attack, "check_fit"):
+                attack.check_fit(members, classes, ball)
 
     def adapted(self, ensemble: RandomizedEnsemble, samples: int, masked: Masked) -> Tight:
         """This attack for a run on so many samples (the fewer, the more pairs are challenged), with these signals."""
@@ -95,11 +116,12 @@ class Tight(Attack):
             share = challenge.share(samples, float(ensemble.alpha.max()))
         return replace(self, challenge=share, masked=self.masked or tuple(masked) or None)
 
-    def plain_stages(self, classes: int | None = None) -> dict[str, Attack]:
+    def plain_stages(self, classes: int | None = None) -> dict[str, Any]:
         """The stages that are attacks by themselves; with few classes ARC has fewer planes."""
         planes = PRESETS[self.preset].planes
         arc = ARC(steps=self.steps, planes=planes if classes is None else min(planes, classes - 1))
-        return {"adaptive_pgd": AdaptivePGD(steps=self.steps, seed=self.seed), "arc": arc}
+        stages = {"adaptive_pgd": AdaptivePGD(steps=self.steps, seed=self.seed), "arc": arc}
+        return stages | dict(zip(_stage_names(self.extra or ()), self.extra or ()))
 
     def perturb(self, problem: Problem) -> Tensor:
         best = Best.clean(problem)
@@ -118,9 +140,9 @@ class Tight(Attack):
 
     def _stages(self, problem: Problem, best: Best) -> Iterator[Stage]:
         """Run the stages one by one, each improving `best`; yields where each one ended."""
-        effort = PRESETS[self.preset]
+        effort = PRESETS[self.preset].for_ball(problem.ball)
         for name, plain in self.plain_stages(problem.classes).items():
-            x_adv = plain.run_on(problem)
+            x_adv = points_of(plain, problem)
             best.consider(problem, x_adv)
             yield Stage(name, x_adv, alone=True)
 
@@ -179,7 +201,7 @@ class Tight(Attack):
 
     def _challenge(self, problem: Problem, best: Best) -> Tensor | None:
         """Challenge a random few of the pairs that make the floor; where one falls, climb again. Which: (M, B)."""
-        challenge = PRESETS[self.preset].challenge
+        challenge = PRESETS[self.preset].for_ball(problem.ball).challenge
         if challenge is None:
             return None
         if not len(problem):
@@ -190,6 +212,21 @@ class Tight(Attack):
         fell = ((status == CHALLENGED) & best.ever_wrong).any(0) & (best.v > problem.ensemble.score(~best.ever_wrong))
         self._climb(problem, best, fell.nonzero()[:, 0])
         return status
+
+
+def _checked(extra: Sequence[Any] | None) -> tuple[Any, ...] | None:
+    """A tuple of attacks; None if there are none, as a run without them records it."""
+    attacks = (extra,) if callable(extra) or isinstance(extra, str) else tuple(extra or ())
+    for attack in attacks:
+        if isinstance(attack, type) or not callable(attack):
+            raise InputError(f"extra holds {attack!r}; expected attacks, such as Tight(extra=[MyAttack()])")
+    return attacks or None
+
+
+def _stage_names(extra: Sequence[Any]) -> list[str]:
+    """extra_MyAttack, and extra_MyAttack_2 for a second one."""
+    names = [EXTRA + name_of(attack) for attack in extra]
+    return [f"{n}_{names[:k].count(n) + 1}" if n in names[:k] else n for k, n in enumerate(names)]
 
 
 def _run(attack: Attack, problem: Problem, best: Best, index: Tensor) -> None:

@@ -18,6 +18,7 @@ MISLEADING = frozenset(
         "gradients_vanish",
         "gradients_disagree",
         "gradients_incomplete",
+        "logits_rounded",
         "margin_jumps",
         "covering_ball_survived",
         "larger_ball_harder",

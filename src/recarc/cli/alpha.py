@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from recarc.sampling import AttackedSamples, Choice, Gain, TwoMembers
 
 METHODS = ("grid", "osp", "lp")
+CERTIFIED = "certified"
 CHOOSE_ON = ("half", "train")
 
 
@@ -33,8 +34,8 @@ def alpha(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Some of grid (the paper's), osp and lp, separated by commas. "
-            "By default all, but no grid of more than 1,000 points.",
+            help="Some of grid (the paper's), osp, lp and certified, separated by commas. "
+            "By default the first three, but no grid of more than 1,000 points.",
             show_default=False,
         ),
     ] = None,
@@ -67,22 +68,16 @@ def alpha(
     """Choose alpha by up to three methods, and score each choice on other samples under the worst of all attacks.
 
     grid: the paper's search with AdaptivePGD. osp: projected subgradient descent with Climb in the loop. lp: a
-    cutting-plane program over all patterns of fooled members found so far. It also says what any alpha could gain over
+    cutting-plane program over all patterns of fooled members found so far. certified: the highest floor that
+    certificates prove (its own estimate is that floor). It also says what any alpha could gain over
     the best member alone and, for two members, whether randomizing helps at all. Intervals are 95 %.
 
     Example: `recarc alpha my-ensemble --data cifar10 --eps 8/255 --limit 1000`
 
     Example: `recarc alpha my-ensemble --data cifar10 --eps 8/255 --choose-on train`
     """
-    chosen = list(METHODS) if methods is None else [name.strip() for name in methods.split(",")]
-    for name in chosen:
-        if name not in METHODS:
-            raise unknown("method", name, METHODS)
-    if choose_on not in CHOOSE_ON:
-        raise unknown("--choose-on", choose_on, CHOOSE_ON)
-    if choose_on == split:
-        raise InputError(f"--choose-on {choose_on} scores on another split: leave out --split, or use --split test")
-    split = split or ("test" if choose_on == "train" else "train")
+    named = _names(methods)
+    split = _split_to_score_on(choose_on, split)
     radius, valid = number("--eps", eps), options.box(box)
 
     import recarc
@@ -91,11 +86,9 @@ def alpha(
     from recarc.runtime import use_device
 
     ball, judge = recarc.Ball(norm, radius, valid), recarc.Tight(preset)
-    rec = recarc.load_ensemble(ensemble, use_device(device), allow_factories=trust_code)
-    if methods is None and (size := sampling.grid_size(len(rec), points)) > sampling.MOST_POINTS:
-        chosen.remove("grid")
-        print_note(f"grid is left out: {points} points per side for {len(rec)} members would take {size:,} attacks")
-    if "grid" in chosen:
+    rec = recarc.load_ensemble(ensemble, use_device(device), trust_code=trust_code)
+    named = named or _affordable(len(rec), points)
+    if "grid" in named:
         sampling.check_grid(len(rec), points)
     sets = _Sets(data, data_dir, limit, read_manifest(ensemble).made_by, rec.device_of_members(), ball)
     samples, scored, chosen_on, scored_on = sets.to_choose_and_score(choose_on, split)
@@ -104,8 +97,9 @@ def alpha(
         "grid": lambda: sampling.grid_search(rec, samples, points=points, watch=watch),
         "osp": lambda: sampling.osp(rec, samples, rounds=rounds, watch=watch),
         "lp": lambda: sampling.cutting_planes(rec, samples, rounds=rounds, watch=watch),
+        CERTIFIED: lambda: sampling.certified(rec, samples, watch=watch),
     }
-    choices = [search[name]() for name in chosen]
+    choices = [search[name]() for name in named]
     for weights in _distinct(choices):
         samples.witnessed(rec.with_alpha(weights), judge)
     two = sampling.two_members(rec, samples, judge) if len(rec) == 2 else None
@@ -120,6 +114,33 @@ def alpha(
         print_json(report.to_json())
     else:
         report.print()
+
+
+def _names(methods: str | None) -> list[str]:
+    """The methods that were asked for; none if that was left open."""
+    named = [] if methods is None else [name.strip() for name in methods.split(",")]
+    for name in named:
+        if name not in (*METHODS, CERTIFIED):
+            raise unknown("method", name, (*METHODS, CERTIFIED))
+    return named
+
+
+def _affordable(members: int, points: int) -> list[str]:
+    """Every method, but no grid of very many points."""
+    from recarc.sampling import MOST_POINTS, grid_size
+
+    if (size := grid_size(members, points)) <= MOST_POINTS:
+        return list(METHODS)
+    print_note(f"grid is left out: {points} points per side for {members} members would take {size:,} attacks")
+    return [name for name in METHODS if name != "grid"]
+
+
+def _split_to_score_on(choose_on: str, split: str | None) -> str:
+    if choose_on not in CHOOSE_ON:
+        raise unknown("--choose-on", choose_on, CHOOSE_ON)
+    if choose_on == split:
+        raise InputError(f"--choose-on {choose_on} scores on another split: leave out --split, or use --split test")
+    return split or ("test" if choose_on == "train" else "train")
 
 
 @dataclass(frozen=True)

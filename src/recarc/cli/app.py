@@ -17,12 +17,14 @@ import typer
 
 import recarc
 from recarc.cli.alpha import alpha
+from recarc.cli.board import board
+from recarc.cli.certify import certify
 from recarc.cli.data import data
 from recarc.cli.demo import demo
 from recarc.cli.ensembles import import_, zoo
 from recarc.cli.evaluate import evaluate
 from recarc.cli.output import print_line, print_note
-from recarc.cli.report import report, show, theory
+from recarc.cli.report import compare, report, show, theory
 from recarc.cli.sweep import sweep
 from recarc.cli.train import train
 from recarc.errors import AttackViolation, InputError, Interrupted, RecarcWarning, RunError
@@ -30,6 +32,8 @@ from recarc.provenance import started_by
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "alpha": alpha,
+    "certify": certify,
+    "compare": compare,
     "demo": demo,
     "evaluate": evaluate,
     "import": import_,
@@ -109,7 +113,7 @@ def _global_options(
 
 for name, command in COMMANDS.items():
     app.command(name)(guarded(command))
-for group in (data, zoo):
+for group in (board, data, zoo):
     for entry in group.registered_commands:
         assert entry.callback is not None
         entry.callback = guarded(entry.callback)

@@ -37,6 +37,9 @@ def evaluate(
     restarts: Annotated[int, typer.Option(help="Run with seeds seed, seed + 1, ... and keep the worst.")] = 1,
     seed: options.SeedOption = None,
     alpha: options.AlphaOption = None,
+    average: Annotated[
+        bool, typer.Option("--average", help="Attack the mean of the members' probabilities, one classifier, instead.")
+    ] = False,
     box: options.BoxOption = "0,1",
     split: options.SplitOption = "test",
     data_dir: options.DataDirOption = None,
@@ -48,7 +51,7 @@ def evaluate(
     precision: options.PrecisionOption = "float32",
     batch_size: Annotated[str, typer.Option(help="Samples per batch; auto halves it when memory runs out.")] = "auto",
     shard_size: Annotated[
-        str, typer.Option(help="Samples per file of records: the most that is lost when a run is killed.")
+        str, typer.Option(help="Samples per file of records; what is done of one is kept every half minute.")
     ] = "auto",
     trust_code: options.TrustCodeOption = False,
     quiet: options.QuietOption = False,
@@ -60,20 +63,9 @@ def evaluate(
 
     On several GPUs: `torchrun --nproc-per-node=4 -m recarc evaluate ... --out runs/arc`
     """
-    knobs: dict[str, Any] = {
-        "preset": preset,
-        "steps": steps,
-        "step_size": None if step_size is None else number("--step-size", step_size),
-        "planes": planes,
-        "loss": loss,
-        "random_init": random_init,
-        "seed": seed,
-    }
-    for name, value in assignments("--knob", "NAME=VALUE", knob or []).items():
-        if knobs.get(name) is not None:
-            option = "--" + name.replace("_", "-")
-            raise InputError(f"{option} and --knob {name}={value} set the same knob; leave one of them out")
-        knobs[name] = value
+    step = None if step_size is None else number("--step-size", step_size)
+    knobs: dict[str, Any] = {"preset": preset, "steps": steps, "step_size": step, "planes": planes, "seed": seed}
+    knobs = _with_others(knobs | {"loss": loss, "random_init": random_init}, knob or [])
     radius, valid = number("--eps", eps), options.box(box)
     batch, shard = size("--batch-size", batch_size), size("--shard-size", shard_size)
     probabilities = None if alpha is None else numbers("--alpha", alpha)
@@ -85,9 +77,10 @@ def evaluate(
 
     method = attack_named(attack, restarts, trust_code=trust_code, **knobs)
     ball = recarc.Ball(norm, radius, valid)
-    rec = recarc.load_ensemble(ensemble, use_device(device), allow_factories=trust_code)
+    rec = recarc.load_ensemble(ensemble, use_device(device), trust_code=trust_code)
     if probabilities is not None:
         rec = rec.with_alpha(probabilities)
+    rec = rec.averaged() if average else rec
     images = load(data, split, data_dir=data_dir, limit=limit)
     with collect_warnings():
         _warn_of_another_norm(ensemble, ball)
@@ -110,8 +103,20 @@ def evaluate(
         print_json(summary(result))
     elif not quiet:
         print_evaluation(result)
-    if out is None and not quiet:
+    if out is not None and not quiet:
+        print_note(f"records in {out}")
+    elif not quiet:
         print_note("the per-sample records were not kept; --out DIR keeps them, for `recarc show` and `recarc report`")
+
+
+def _with_others(knobs: dict[str, Any], given: list[str]) -> dict[str, Any]:
+    """The knobs that have options of their own, and those given as --knob NAME=VALUE; none may be set twice."""
+    others = assignments("--knob", "NAME=VALUE", given)
+    for name, value in others.items():
+        if knobs.get(name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise InputError(f"{option} and --knob {name}={value} set the same knob; leave one of them out")
+    return knobs | others
 
 
 def _warn_of_another_norm(ensemble: Path, ball: Ball) -> None:

@@ -1,4 +1,4 @@
-"""`recarc report`, `show` and `theory`: one HTML page from run folders, the figures of a run, the paper's picture."""
+"""`recarc report`, `compare`, `show` and `theory`: a page and tables from run folders, and the paper's picture."""
 
 from __future__ import annotations
 
@@ -8,11 +8,57 @@ from typing import Annotated
 import typer
 
 from recarc.cli import options
-from recarc.cli.output import print_evaluation, print_json, print_line, summary
+from recarc.cli.output import print_evaluation, print_json, print_line, print_table, summary
+from recarc.errors import InputError
+
+RunsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        help="Run folders, or folders of them such as that of `recarc sweep`; NAME=RUN gives the ensemble a name."
+    ),
+]
+
+
+def compare(
+    run: RunsArgument,
+    against: Annotated[
+        str | None, typer.Option(help="The ensemble that the others are compared with (default: the first).")
+    ] = None,
+    latex: Annotated[bool, typer.Option("--latex", help="Print the table for LaTeX (booktabs).")] = False,
+    figure: Annotated[Path | None, typer.Option(help="A forest plot to write: .svg, .pdf or .png.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A page to write, as `recarc report` does.")] = None,
+    json_: options.JsonOption = False,
+) -> None:
+    """Compare ensembles on the samples that their runs share, with paired 95 % intervals of the differences.
+
+    Example: `recarc compare BAT=runs/bat IAT=runs/iat MRBoost=runs/mrboost --figure forest.pdf --out compare.html`
+    """
+    from recarc.report import build_report, compare, load_runs, render
+    from recarc.report.figures import FORMATS, drawn_bytes, forest_figure
+    from recarc.report.writing import comparison_table, write_files
+
+    kind = "" if figure is None else figure.suffix.removeprefix(".")
+    if figure is not None and kind not in FORMATS:
+        raise InputError(f"--figure is {figure}; its name must end in {', '.join('.' + k for k in FORMATS)}")
+    runs = load_runs(run)
+    found = compare(runs, against)
+    files = {} if out is None else {out: render(build_report(runs)).encode()}
+    if figure is not None:
+        files[figure] = drawn_bytes(lambda: forest_figure(found), kind)
+    written = write_files(files) if files else []
+    if json_:
+        print_json({**found.to_json(), "files": [str(file) for file in written]})
+        return
+    if latex:
+        print(comparison_table(found).latex(), end="")
+        return
+    print_table(found.head, found.rows, found.caption)
+    for text in (*found.sentences, *found.notes, *map(str, written)):
+        print_line(text)
 
 
 def report(
-    run: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them such as that of `recarc sweep`.")],
+    run: RunsArgument,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     figures: Annotated[Path | None, typer.Option(help="A folder for figures as PDF, SVG and PNG.")] = None,

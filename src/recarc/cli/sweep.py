@@ -66,7 +66,7 @@ def sweep(
     from recarc.runtime import use_device
     from recarc.sweep import sweep as run
 
-    rec = recarc.load_ensemble(ensemble, use_device(device), allow_factories=trust_code)
+    rec = recarc.load_ensemble(ensemble, use_device(device), trust_code=trust_code)
     if probabilities is not None:
         rec = rec.with_alpha(probabilities)
     images = load(data, split, data_dir=data_dir, limit=limit)

@@ -10,6 +10,7 @@ import typer
 from recarc.cli import options
 from recarc.cli.options import assignments, number, numbers
 from recarc.cli.output import print_entry, print_json
+from recarc.models.registry import names as architectures
 from recarc.training.methods import method_named, names
 
 METHODS = ", ".join(names())
@@ -31,7 +32,9 @@ def train(
     ],
     out: Annotated[Path, typer.Option(help="The ensemble folder to create; must be new or empty.")],
     data: options.DataOption = "cifar10",
-    arch: Annotated[str, typer.Option(help="Architecture of the members.")] = "resnet20",
+    arch: Annotated[
+        str, typer.Option(help=f"{', '.join(architectures())}; or with --trust-code your own module:function.")
+    ] = "resnet20",
     arch_option: Annotated[
         list[str] | None,
         typer.Option(help="Option of the architecture: NAME=VALUE, such as stem=imagenet; repeatable."),

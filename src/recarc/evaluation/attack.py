@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recarc.attacks.base import Outcome, outcome_of
+from recarc.attacks.base import Outcome, name_of, outcome_of
 from recarc.attacks.problem import Problem
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import AttackViolation
@@ -40,7 +40,7 @@ def run_attack(attacker: Attacker, problem: Problem) -> Attacked:
     """Attack the samples of a problem, except those on which a member's clean logits are NaN: it is wrong there."""
     samples = (problem.clean_predictions >= 0).all(0).nonzero()[:, 0]
     given = _copy_for(attacker, problem.take(samples))
-    name = getattr(attacker.attack, "__name__", type(attacker.attack).__name__)
+    name = name_of(attacker.attack)
     outcome = outcome_of(attacker.attack, given)
     _check(outcome, name, len(problem.ensemble))
     return Attacked(name, samples, given, outcome, attacker.coarse)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +33,15 @@ def warn(text: str) -> None:
     texts = _collected.get()
     if texts is not None:
         texts.append(text)
-    warnings.warn(text, RecarcWarning, stacklevel=3)
+    warnings.warn(text, RecarcWarning, stacklevel=_level_of_the_caller())
+
+
+def _level_of_the_caller() -> int:
+    """Of the line outside this package that asked for it: the user's own is what a script or notebook should show."""
+    frame, level, inside = sys._getframe(1), 1, ("recarc.", "torch.", "contextlib")
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(inside):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 @contextmanager
@@ -70,6 +79,15 @@ def check_members(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball
         warn(f"eps {ball.eps:g} in {ball.norm} {why}, as inputs are in [0, 1]: did you mean {ball.eps:g}/255?")
     if ball.box is None and float(x.min()) >= 0 and float(x.max()) <= 1:
         warn("the inputs lie in [0, 1] but the ball has no box: for images pass box=(0, 1), or attacks will leave it")
+    return signals
+
+
+@torch.no_grad()
+def check_survivor(i: int, member: Member, x: Tensor, y: Tensor, ball: Ball) -> list[Signal]:
+    """Measure a member again where it withstood every attack; a mask on few samples is a large share of these."""
+    signals = list(masking.member_signals(i, member, x, y, ball, masking.TOLERATED_LEFT))
+    for signal in signals:
+        warn(f"{signal.name} where every attack failed: {signal.explanation}")
     return signals
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load, save
 from torch import Tensor
 
 from recarc.attacks.unmasking import Masked
@@ -19,7 +21,7 @@ from recarc.errors import InputError, RunError
 from recarc.evaluation import checks
 from recarc.evaluation.attack import run_attack
 from recarc.evaluation.judge import judge
-from recarc.evaluation.masking import Signal, probe_rows
+from recarc.evaluation.masking import Signal, left_rows, probe_rows
 from recarc.evaluation.prepare import Prepared, Settings, prepare
 from recarc.evaluation.progress import Progress, Shard, notify, progress_bar
 from recarc.evaluation.records import Records, joined
@@ -32,6 +34,8 @@ from recarc.geometry import Ball
 from recarc.provenance import environment
 from recarc.runtime import COARSE, Ranks, device_named, joined_ranks
 
+KEEP_AFTER = 30.0  # seconds of work after which the samples of an unfinished shard are written
+LONG = 20.0  # seconds that a batch may take on a CPU before it is made smaller
 VISIBLE_AFTER = 60  # seconds that a network file system may take to show another node's shard
 
 
@@ -102,8 +106,15 @@ class _Process:
         self.progress = progress and ranks.first
         self.callbacks = callbacks
         self.environment = environment(prepared.device)
-        self.batch_size = prepared.batch_size
+        self.largest_batch = prepared.batch_size
+        # On a CPU batches grow as long as they are quick, so that a slow ensemble has something to keep every minute.
+        on_cpu = prepared.device.type == "cpu"
+        self.batch_size = min(prepared.batch_size, prepared.smallest_batch) if on_cpu else prepared.batch_size
         self.signals: list[Signal] | None = None  # those of the first rank, once measured
+
+    @property
+    def certifies(self) -> bool:
+        return bool(getattr(self.prepared.attacker.attack, "proves", False))
 
     def open(self, path: Path, resume: bool, stack: ExitStack) -> RunFolder:
         """The run folder, new or resumed, locked until the stack unwinds.
@@ -120,6 +131,8 @@ class _Process:
 
     def measure(self) -> list[Signal]:
         """The signals of the members on a random few of the samples; warns of each."""
+        if self.certifies:  # needs no gradients
+            return []
         if self.signals is None:
             probe = self.prepared.problem(probe_rows(len(self.prepared.samples)))
             self.signals = checks.check_members(probe.ensemble, probe.x, probe.y, probe.ball)
@@ -133,6 +146,8 @@ class _Process:
         if not self.ranks.first:
             return
         folder.record_warnings(warned, self.measure() if todo else [])
+        if self.progress and 0 < len(todo) < folder.shards:
+            print(f"resuming {len(todo)} of {folder.shards} shards; records in {folder.path}", file=sys.stderr)
         notify(self.callbacks, "run_started", self.prepared.config, folder.samples, len(todo))
 
     def attack_and_judge(self, folder: RunFolder, shards: list[int]) -> None:
@@ -142,41 +157,50 @@ class _Process:
         total = sum(len(folder.rows_of(k)) for k in shards)
         with progress_bar(total, self.progress, passes, self.ranks) as progress:
             for k in shards:
-                start = time.perf_counter()
-                passes.forward = passes.backward = 0
-                records, inputs = self._shard(np.array(folder.rows_of(k)), progress)
-                seconds = time.perf_counter() - start
-                cost = {"seconds": seconds, "forward": passes.forward, "backward": passes.backward, **version}
-                folder.commit(k, records, cost, inputs)
+                shard = _Shard(folder, k, passes, version)
+                self._finish(shard, progress)
+                records = joined(shard.parts)
                 part = Evaluation(records, self.prepared.members.alpha.numpy())
-                shard = Shard(k, len(records), part.clean_accuracy, part.robust_accuracy, seconds)
-                notify(self.callbacks, "shard_done", shard)
+                done = Shard(k, len(records), part.clean_accuracy, part.robust_accuracy, shard.seconds)
+                notify(self.callbacks, "shard_done", done)
 
-    def _shard(self, index: np.ndarray, progress: Progress) -> tuple[Records, bytes | None]:
-        """The records of a shard, batch by batch; a batch that does not fit into memory is halved."""
-        passes, save_inputs = self.prepared.passes, self.prepared.config["save_inputs"]
-        parts: list[Records] = []
-        saved: list[Tensor] = []
-        start = 0
-        while start < len(index):
-            rows = index[start : start + self.batch_size]
+    def _finish(self, shard: _Shard, progress: Progress) -> None:
+        """Attack the rest of a shard, batch by batch; a batch that does not fit into memory is halved."""
+        passes = self.prepared.passes
+        for records in shard.parts:
+            progress.advance(len(records), self._score(records))
+        while len(index := shard.missing):
+            rows, start = index[: self.batch_size], time.perf_counter()
             before = Passes(passes.forward, passes.backward)
             try:
-                problem = self.prepared.problem(rows)
-                attacked = run_attack(self.prepared.attacker, problem)
-                records, inputs = judge(problem, attacked, rows)
+                records, inputs = self._judged(rows)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not _out_of_memory(error):
                     raise
                 passes.forward, passes.backward = before.forward, before.backward
                 self._halve_batch(len(rows))
                 continue
-            parts.append(records)
-            if save_inputs:
-                saved.append(torch.stack(inputs, dim=1).cpu())
+            shard.add(records, inputs)
             progress.advance(len(rows), self._score(records))
-            start += len(rows)
-        return joined(parts), _safetensors(torch.cat(saved)) if save_inputs else None
+            self._fit_batch(len(rows), time.perf_counter() - start)
+
+    def _fit_batch(self, count: int, seconds: float) -> None:
+        """On a CPU, as many samples at a time as take no longer than LONG."""
+        if self.prepared.device.type != "cpu":
+            return
+        if 2 * seconds < LONG and count == self.batch_size:
+            self.batch_size = min(2 * self.batch_size, self.largest_batch)
+        elif seconds > 2 * LONG:
+            self.batch_size = max(min(self.prepared.smallest_batch, self.largest_batch), self.batch_size // 2)
+
+    def _judged(self, rows: np.ndarray) -> tuple[Records, list[Tensor]]:
+        """The records of a batch and its adversarial inputs; of a certificate, what it proves."""
+        problem, attack = self.prepared.problem(rows), self.prepared.attacker.attack
+        if self.certifies:
+            from recarc.evaluation.certify import certified_records
+
+            return certified_records(attack, problem, rows), []
+        return judge(problem, run_attack(self.prepared.attacker, problem), rows)
 
     def _halve_batch(self, failed: int) -> None:
         smallest = self.prepared.smallest_batch
@@ -188,7 +212,7 @@ class _Process:
                 f"out of memory with {failed} samples at a time, the fewest that this run can take; free the memory "
                 f"that other processes hold, or {advice}"
             ) from None
-        self.batch_size = max(smallest, failed // 2)
+        self.batch_size = self.largest_batch = max(smallest, failed // 2)
         if self.prepared.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -201,10 +225,26 @@ class _Process:
         """The result from the records of all ranks; the first rank checks it and writes the summary."""
         result = self._load(folder)
         if self.ranks.first:
-            result.signals = list(dict.fromkeys([*result.signals, *checks.check_result(result, self.prepared.classes)]))
+            new = checks.check_result(result, self.prepared.classes)
+            if not folder.summary().get("complete"):
+                new += self.measure_survivors(result)
+            result.signals = list(dict.fromkeys([*result.signals, *new]))
             result.warnings = list(dict.fromkeys([*result.warnings, *warned]))
             folder.write_summary(result.to_json())
         return result
+
+    def measure_survivors(self, result: Evaluation) -> list[Signal]:
+        """The signals of the members on a random few of the samples that each of them withstood; warns of each."""
+        known = {signal.member for signal in result.signals}
+        signals: list[Signal] = []
+        if result.alone is None or not result.complete:
+            return signals
+        for i in sorted(self.prepared.members.order):
+            rows = left_rows(result.alone[i])
+            if i not in known and len(rows):
+                left = self.prepared.problem(rows)
+                signals += checks.check_survivor(i, left.ensemble.members[i], left.x, left.y, left.ball)
+        return signals
 
     def _load(self, folder: RunFolder) -> Evaluation:
         deadline = time.monotonic() + VISIBLE_AFTER
@@ -217,11 +257,39 @@ class _Process:
                 time.sleep(1)
 
 
+class _Shard:
+    """A shard under way: what is done of it, also before an interruption, and when that was last written."""
+
+    def __init__(self, folder: RunFolder, k: int, passes: Passes, version: dict[str, Any]) -> None:
+        self.folder, self.k, self.passes, self.version = folder, k, passes, version
+        found = folder.begun(k)
+        self.parts: list[Records] = [] if found is None else [found[0]]
+        self.inputs: list[Tensor] = [] if found is None or found[2] is None else [load(found[2])["x_adv"]]
+        cost = {} if found is None else found[1]
+        passes.forward, passes.backward = int(cost.get("forward", 0)), int(cost.get("backward", 0))
+        self.earlier, self.started = float(cost.get("seconds", 0.0)), time.perf_counter()
+        self.kept = self.started
+
+    @property
+    def missing(self) -> np.ndarray:
+        """The samples that are still to be attacked."""
+        return np.array(self.folder.rows_of(self.k)[sum(map(len, self.parts)) :])
+
+    @property
+    def seconds(self) -> float:
+        return self.earlier + time.perf_counter() - self.started
+
+    def add(self, records: Records, inputs: Sequence[Tensor]) -> None:
+        """One more batch; written if it is the last, or if much would be lost."""
+        self.parts.append(records)
+        if self.folder.configuration["save_inputs"]:
+            self.inputs.append(torch.stack(list(inputs), dim=1).cpu())
+        if not len(self.missing) or (time.perf_counter() - self.kept > KEEP_AFTER and not self.folder.temporary):
+            cost = {"seconds": self.seconds, "forward": self.passes.forward, "backward": self.passes.backward}
+            saved = save({"x_adv": torch.cat(self.inputs).contiguous()}) if self.inputs else None
+            self.folder.commit(self.k, joined(self.parts), {**cost, **self.version}, saved)
+            self.kept = time.perf_counter()
+
+
 def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def _safetensors(x_adv: Tensor) -> bytes:
-    from safetensors.torch import save
-
-    return save({"x_adv": x_adv.contiguous()})

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +28,6 @@ VERSIONED = ("recarc", "torch", "numpy")  # packages whose version stands for th
 MOST_OBJECTS, DEEPEST = 2000, 40  # what holds more than this is a web of objects, such as a trainer and its callbacks
 UNDESCRIBED = "undescribed"
 REGISTRIES = frozenset(vars(nn.Module()))
-ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 NOT_COMPUTING = frozenset({"__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__"})  # many are generated
 TRANSIENT = ("training", "_torchdynamo_wrapper_id")  # the second is an address
 
@@ -60,17 +58,21 @@ def _member_hash(member: Member, logits: Tensor) -> str:
 
 
 def module_hash(module: nn.Module) -> str:
-    """Architecture (as printed, with the plain attributes of its parts), parameters and every buffer.
+    """The class of every part with its plain attributes, parameters and buffers; the same in every version of torch.
 
     What this cannot see (code, hooks, other attributes) shows in the first logits: see `recarc.evaluation.resume`.
     """
-    digest = hashlib.sha256(ADDRESS.sub("", repr(module)).encode())
+    digest = hashlib.sha256()
     for name, part in module.named_modules():
-        plain = {k: v for k, v in vars(part).items() if isinstance(v, (bool, int, float, str)) and k not in TRANSIENT}
-        digest.update(f"{name} {sorted(plain.items())}".encode())
+        plain = {k: v for k, v in vars(part).items() if _plain(v) and k not in TRANSIENT}
+        digest.update(f"{name} {type(part).__qualname__} {sorted(plain.items())}".encode())
     for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()], key=lambda pair: pair[0]):
         digest.update(f"{name} {tensor_hash(tensor)}".encode())
     return digest.hexdigest()
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str)) or (isinstance(value, tuple) and all(map(_plain, value)))
 
 
 def describe(value: Any) -> Any:

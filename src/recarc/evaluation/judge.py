@@ -7,7 +7,6 @@ follows from those predictions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -166,7 +165,7 @@ class _Judged:
         if bool(broken.any()):
             raise AttackViolation(f"{name} returned NaN or infinity on sample {rows[int(broken.nonzero()[0])]}")
         before, after = _wide(x), _wide(x_adv)
-        excess = ball.violation(before, after) - tolerance(before, ball)
+        excess = ball.violation(before, after) - ball.tolerance(before)
         worst = int(excess.argmax())
         if float(excess[worst]) <= 0:
             return
@@ -177,17 +176,6 @@ class _Judged:
             f"batch): {ball.norm} distance {size:.6g} with eps {float(ball.radius(before)[worst]):.6g}, "
             f"values in [{low:.6g}, {high:.6g}] with box {ball.box}"
         )
-
-
-def tolerance(x: Tensor, ball: Ball) -> Tensor:
-    """How far float32 rounding can carry a correct attack outside, (B,): an ulp a coordinate, measured in the norm."""
-    flat = x.flatten(1)
-    scale = flat.abs().amax(1).clamp(min=1e-3) + ball.radius(x)
-    spread = 1.0 if math.isinf(ball.norm.p) else flat.shape[1] ** (1 / ball.norm.p)
-    allowed = 1e-6 * ball.radius(x) + 2.0**-23 * scale * spread
-    if ball.box is not None:  # an input outside the box by float noise is moved back into it
-        allowed = allowed + torch.maximum(flat.amax(1) - ball.box[1], ball.box[0] - flat.amin(1)).clamp(min=0)
-    return allowed
 
 
 def _wide(x: Tensor) -> Tensor:

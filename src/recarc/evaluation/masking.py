@@ -1,4 +1,4 @@
-"""Masking, measured on a few samples before a run: signs that gradients do not show how weak a member is.
+"""Masking, measured on a few samples before a run and on a few that withstood it: signs that gradients mislead.
 
 Robust accuracy and floor both come from attacks that follow gradients. Where a member hides or bends its gradient, both
 are too high, and they agree. So each sign is a named signal, and no verdict is conclusive where one stands.
@@ -6,7 +6,7 @@ are too high, and they agree. So each sign is a named signal, and no verdict is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,15 @@ PROBE, ONE_IN, FEWEST = 64, 8, 16  # samples: at most, one in so many (so that t
 TOLERATED, FEW = 0.1, 3  # a share of the probe, and a number of samples, that may look masked by accident
 # Other shares: strongly curved but honest networks look incomplete on a tenth, and hardly any margin jumps.
 TOLERATED_OF = {"gradients_incomplete": 0.25, "margin_jumps": 0.0}
+# Among the samples that a member withstood, as many as these at most. Fewer may look masked: a mask on one sample in
+# twenty hardly shows among all of them, but a figure that it makes is too high by points.
+LEFT = 256
+TOLERATED_LEFT = {
+    **dict.fromkeys(("gradients_vanish", "gradients_disagree", "covering_ball_survived"), 0.02),
+    **dict.fromkeys(("larger_ball_harder", "random_beats_gradients", "logits_rounded"), 0.02),
+    **TOLERATED_OF,
+}
+
 
 # Scale of a step in eps -> the least share of the predicted decrease that it must bring. Less is asked of larger steps,
 # because honest networks bend too, the more the longer the step.
@@ -33,7 +42,7 @@ FACTOR = 8.0  # times the predicted decrease at most
 DIRECTIONS = 8  # random ones, in each of which the margin must change as the gradient says
 UNEXPLAINED = 0.1  # of the squared changes; honest networks leave less than 0.01 on nine samples in ten
 HALVINGS = 16  # of the way to an image of another class, to find where the answer changes
-ROUNDING = 32  # units in the last place of the largest logit, below which a difference says nothing
+ROUNDING = 32  # units in the last place of a logit, below which a difference says nothing
 
 STEPS = 10  # of the short gradient attack
 QUERIES = 32  # of the random search, the first quarter of which are stripes
@@ -72,14 +81,27 @@ def probe_rows(samples: int) -> np.ndarray:
     return np.sort(uniform(keys, 1)[:, 0].argsort()[: probe_size(samples)].numpy())
 
 
+def left_rows(withstood: np.ndarray) -> np.ndarray:
+    """A random few of the samples that a member withstood, of (N,) whether it did; as many as cost a few percent."""
+    rows = np.flatnonzero(withstood)
+    keys = sample_keys(torch.arange(len(rows))[:, None], SEED)
+    chosen = uniform(keys, 1)[:, 0].argsort()[: min(LEFT, max(FEWEST, len(withstood) // ONE_IN))]
+    return np.sort(rows[chosen.numpy()])
+
+
 def measured(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> list[Signal]:
     """The signals of every member of alpha > 0, on these samples."""
     return [signal for i in sorted(ensemble.order) for signal in member_signals(i, ensemble.members[i], x, y, ball)]
 
 
 @torch.no_grad()
-def member_signals(i: int, member: Member, x: Tensor, y: Tensor, ball: Ball) -> Iterator[Signal]:
-    """The signals of one member, from the cheapest measurement to the dearest."""
+def member_signals(
+    i: int, member: Member, x: Tensor, y: Tensor, ball: Ball, tolerated: Mapping[str, float] = TOLERATED_OF
+) -> Iterator[Signal]:
+    """The signals of one member, from the cheapest measurement to the dearest.
+
+    `tolerated`: the share of the samples that may show each sign, where it is not TOLERATED.
+    """
     logits = member(x)
     if look_like_probabilities(logits):
         yield Signal(
@@ -95,25 +117,16 @@ def member_signals(i: int, member: Member, x: Tensor, y: Tensor, ball: Ball) -> 
         blind = f"members[{i}] has no gradient in its input, so gradient attacks are blind to it; look for a detach()"
         yield Signal(i, "gradients_vanish", 1.0, blind)
         return
-    vanishing = _vanishing(i, member, x, y)
+    vanishing = _vanishing(i, member, x, y, tolerated.get("gradients_vanish", TOLERATED))
     if vanishing is not None:
         yield vanishing
     right = (predictions_of(logits) == y).nonzero()[:, 0]
     if len(right) < FEW:
         return
-    probe = _Probe(member, x[right], y[right], ball.take(right))
-    lowest = probe.descended(probe.ball)
-    masks = {
-        "gradients_disagree": probe.disagreeing(),
-        "gradients_incomplete": probe.incomplete(),
-        "margin_jumps": probe.jumping(),
-        "covering_ball_survived": probe.surviving(),
-        "larger_ball_harder": (lowest < 0) & (probe.descended(_larger(probe.ball)) >= 0),
-        "random_beats_gradients": probe.searched() < lowest - BEATEN * probe.margin(probe.x),
-    }
-    for name, mask in masks.items():
+    probe = Probe(member, x[right], y[right], ball.take(right))
+    for name, mask in probe.signs().items():
         count, samples = int(mask.sum()), len(right)
-        if count >= FEW and count > TOLERATED_OF.get(name, TOLERATED) * samples:
+        if count >= FEW and count > tolerated.get(name, TOLERATED) * samples:
             yield Signal(
                 i, name, count / samples, EXPLANATIONS[name].format(i=i, share=f"{count} of {samples} samples")
             )
@@ -125,6 +138,9 @@ EXPLANATIONS = {
     "predicts (rounded or rippled inputs, activations that switch), so gradient attacks are misled" + ADVICE,
     "gradients_incomplete": "on {share} the gradient of members[{i}] leaves out much of how it changes in random "
     "directions (a detach() in a branch, another network's gradient), so gradient attacks are misled" + ADVICE,
+    "logits_rounded": "on {share} the logits of members[{i}] are so large that rounding swallows what a step of 1 % of "
+    "eps changes, so nobody can tell whether its gradients mislead; subtract a constant from them inside the model, or "
+    "convert it to a higher precision",
     "margin_jumps": "on {share} the margin of members[{i}] jumps where its answer changes (rounding, or logits that do "
     "not make the decision), so no attack that lowers it can tell how close it is" + ADVICE,
     "covering_ball_survived": "on {share} a gradient attack that may change members[{i}]'s input into any other does "
@@ -142,7 +158,7 @@ def look_like_probabilities(logits: Tensor) -> bool:
     return inside and bool(((logits.sum(1) - 1).abs() < 1e-3).all())
 
 
-def _vanishing(i: int, member: Member, x: Tensor, y: Tensor) -> Signal | None:
+def _vanishing(i: int, member: Member, x: Tensor, y: Tensor, tolerated: float) -> Signal | None:
     """Whether the gradient of the logits, or only that of the cross-entropy, is exactly zero on too many samples."""
 
     def mixed(logits: Tensor) -> Tensor:
@@ -150,12 +166,12 @@ def _vanishing(i: int, member: Member, x: Tensor, y: Tensor) -> Signal | None:
 
     of_loss = _without_gradient(member, x, lambda logits: cross_entropy(logits, y))
     of_logits = _without_gradient(member, x, mixed)
-    if of_logits > TOLERATED * len(x):
+    if of_logits > tolerated * len(x):
         text = (
             f"the gradient of members[{i}] vanishes on {of_logits} of {len(x)} samples, even that of its logits: it is "
             f"masked (by rounding, steps or saturation), and gradient attacks are blind to it{ADVICE}"
         )
-    elif of_loss > TOLERATED * len(x):
+    elif of_loss > tolerated * len(x):
         text = (
             f"the gradient of members[{i}] vanishes on {of_loss} of {len(x)} samples, but only that of the "
             "cross-entropy: its logits are too large for float32; try loss='margin' or --precision float64"
@@ -175,13 +191,26 @@ def _without_gradient(member: Member, x: Tensor, objective: Any) -> int:
 
 
 @dataclass(frozen=True)
-class _Probe:
+class Probe:
     """Samples that a member answers correctly, and measurements of how its margin falls around them."""
 
     member: Member
     x: Tensor
     y: Tensor
     ball: Ball
+
+    def signs(self) -> dict[str, Tensor]:
+        """(B,) which samples show each sign."""
+        lowest = self.descended(self.ball)
+        return {
+            "logits_rounded": self.rounded(),
+            "gradients_disagree": self.disagreeing(),
+            "gradients_incomplete": self.incomplete(),
+            "margin_jumps": self.jumping(),
+            "covering_ball_survived": self.surviving(),
+            "larger_ball_harder": (lowest < 0) & (self.descended(_larger(self.ball)) >= 0),
+            "random_beats_gradients": self.searched() < lowest - BEATEN * self.margin(self.x),
+        }
 
     def margin(self, u: Tensor) -> Tensor:
         return margin(self.member(u), self.y)
@@ -195,13 +224,21 @@ class _Probe:
         return value.detach(), gradient.nan_to_num(nan=0.0)
 
     def noise(self) -> Tensor:
-        """(B,) differences of the margin up to which nothing can be told."""
-        dtype = dtype_of(self.member) or self.x.dtype
-        return ROUNDING * torch.finfo(dtype).eps * self.member(self.x).abs().amax(1)
+        """(B,) differences of the margin up to which nothing can be told: a margin rounds as its two logits do."""
+        dtype, logits = dtype_of(self.member) or self.x.dtype, self.member(self.x)
+        own = logits.gather(1, self.y[:, None])[:, 0]
+        return ROUNDING * torch.finfo(dtype).eps * torch.maximum(own.abs(), (own - margin(logits, self.y)).abs())
 
     def places(self) -> tuple[Tensor, Tensor]:
         """Where slopes are measured: the clean points and random ones of the ball."""
         return self.x, self.ball.move(self.x, self.ball.random_start(self.x, SEED))
+
+    def rounded(self) -> Tensor:
+        """(B,) samples where rounding hides what the smallest step down a gradient other than 0 does."""
+        slope = self.descent(self.x)[1]
+        step = _clipped(self.x + _step(self.ball.norm, slope, min(SCALES) * self.ball.radius(self.x)), self.ball)
+        predicted = total((step - self.x) * slope)
+        return (predicted > 0) & (predicted <= self.noise())
 
     def disagreeing(self) -> Tensor:
         """(B,) samples at which a step down the gradient does too little or too much.

@@ -95,7 +95,8 @@ def prepare(
     x = samples.batch(np.arange(min(FIRST, len(samples))))[0]
     device = ensemble.device_of_members() or settings.device or x.device
     precision = settings.precision
-    shard = _size("shard_size", settings.shard_size, saved.get("shard_size", default_shard(device, x)))
+    shard = _size("shard_size", settings.shard_size, default_shard(device, x))
+    shard = saved.get("shard_size", shard)  # a run that is resumed keeps its own
     tile = _size("tile", settings.tile, saved.get("tile", default_tile(device, x)))
     check_ball(ball)
     _check_radii(ball, len(samples), x)

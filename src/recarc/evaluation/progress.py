@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, a line a minute elsewhere (both on standard error), and callbacks."""
+"""How far a run is: a bar on a terminal, one moving line in a notebook, elsewhere a line a minute; and callbacks."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ class Progress:
         done, total, score = map(sum, zip(*told))
         return int(done), int(total), score / done if done else float("nan")
 
+    def text(self) -> str:
+        done, total, accuracy = self.everywhere()
+        return f"attacked {done:,} of {total:,} samples" + (f", robust {100 * accuracy:.2f} % so far" if done else "")
+
 
 @contextmanager
 def progress_bar(total: int, wanted: bool, passes: Passes, ranks: Ranks) -> Iterator[Progress]:
@@ -49,7 +53,8 @@ def progress_bar(total: int, wanted: bool, passes: Passes, ranks: Ranks) -> Iter
     `passes` show that a long batch is moving.
     """
     progress = Progress(total, ranks)
-    show = _terminal if sys.stderr.isatty() else _log
+    notebook = type(sys.stderr).__module__.startswith("ipykernel")
+    show = _on_terminal if sys.stderr.isatty() else _in_notebook if notebook else _in_log
     with show(progress, passes) if wanted and total else nullcontext():
         yield progress
         ranks.wait()
@@ -73,23 +78,35 @@ def _repeated(show: Callable[[], None], seconds: float) -> Iterator[None]:
 
 
 @contextmanager
-def _log(progress: Progress, passes: Passes) -> Iterator[None]:
+def _in_notebook(progress: Progress, passes: Passes) -> Iterator[None]:
+    """One line that is written over: it needs no widgets, so it works in every notebook."""
     start = time.monotonic()
 
-    def report() -> None:
-        done, total, accuracy = progress.everywhere()
-        robust = f", robust {100 * accuracy:.2f} % so far" if done else ""
+    def line() -> None:
+        done, total, _ = progress.everywhere()
+        left = f"; about {(time.monotonic() - start) * (total - done) / done:.0f} s left" if done else ""
+        print(f"\r{progress.text()}{left} ", end="", file=sys.stderr, flush=True)
+
+    with _repeated(line, 0.5):
+        yield
+    print(f"\r{progress.text()} in {time.monotonic() - start:.0f} s{' ' * 20}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _in_log(progress: Progress, passes: Passes) -> Iterator[None]:
+    start = time.monotonic()
+
+    def line() -> None:
         minutes = (time.monotonic() - start) / 60
         counted = f"{passes.forward:,} passes in this shard"
-        line = f"attacked {done:,} of {total:,} samples{robust}; {counted}, {minutes:.0f} min"
-        print(line, file=sys.stderr, flush=True)
+        print(f"{progress.text()}; {counted}, {minutes:.0f} min", file=sys.stderr, flush=True)
 
-    with _repeated(report, EVERY):
+    with _repeated(line, EVERY):
         yield
 
 
 @contextmanager
-def _terminal(progress: Progress, passes: Passes) -> Iterator[None]:
+def _on_terminal(progress: Progress, passes: Passes) -> Iterator[None]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress

@@ -13,6 +13,7 @@ import numpy as np
 from recarc.data.parquet_pages import check_pages
 
 STAGE = "stage_"
+PER_SAMPLE = ("index", "labels", "clean", "adversarial", "norms", "alone", "decided_by", "challenged", "excluded")
 CLEAN = "clean"  # the entry before the first stage: no attack
 
 
@@ -35,6 +36,7 @@ class Records:
     alone: np.ndarray | None = None  # (M, n) bool: member i withstood every attack seen
     decided_by: np.ndarray | None = None  # (n,) int16: the first stage to reach the final value; -1 for none
     challenged: np.ndarray | None = None  # (M, n) int8: 0 the pair fell before the challenge, 1 spared, 2 drawn
+    excluded: np.ndarray | None = None  # (K, n) bool, of certificates: no point fools all members of the k-th set
 
     def __len__(self) -> int:
         return len(self.index)
@@ -54,9 +56,15 @@ def joined(parts: Sequence[Records]) -> Records:
         arrays = [getattr(part, name) for part in parts]
         return None if arrays[0] is None else np.concatenate(arrays, axis=-1)
 
-    names = ("index", "labels", "clean", "adversarial", "norms", "alone", "decided_by", "challenged")
     stages = {name: np.concatenate([part.stages[name] for part in parts], axis=-1) for name in first.stages}
-    return Records(weights=first.weights, stages=stages, **{name: together(name) for name in names})
+    return Records(weights=first.weights, stages=stages, **{name: together(name) for name in PER_SAMPLE})
+
+
+def taken(records: Records, rows: range) -> Records:
+    """The records of consecutive samples, the inverse of `joined`."""
+    part = slice(rows.start, rows.stop)
+    cut = {name: None if (v := getattr(records, name)) is None else v[..., part] for name in PER_SAMPLE}
+    return Records(weights=records.weights, stages={k: v[..., part] for k, v in records.stages.items()}, **cut)  # type: ignore[arg-type]
 
 
 def shape_of(records: Records) -> tuple[object, ...]:
@@ -68,6 +76,7 @@ def shape_of(records: Records) -> tuple[object, ...]:
         records.alone is None,
         records.decided_by is None,
         records.challenged is None,
+        records.excluded is None,
     )
 
 
@@ -99,6 +108,8 @@ def to_parquet(records: Records) -> bytes:
         columns["decided_by"] = pa.array(records.decided_by, type=pa.int16())
     if records.challenged is not None:
         columns["challenged"] = rows(records.challenged, pa.int8())
+    if records.excluded is not None:
+        columns["excluded"] = rows(records.excluded.astype(np.int8), pa.int8())
     layout = {"members": members, "components": components}
     table = pa.table(columns).replace_schema_metadata({"recarc": json.dumps(layout)})
     sink = io.BytesIO()
@@ -136,6 +147,7 @@ def from_parquet(data: bytes) -> Records:
             alone=flat("alone", np.int8, members).astype(bool) if "alone" in names else None,
             decided_by=flat("decided_by", np.int16) if "decided_by" in names else None,
             challenged=flat("challenged", np.int8, members) if "challenged" in names else None,
+            excluded=flat("excluded", np.int8, -1).astype(bool) if "excluded" in names else None,
         )
     except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
         raise ValueError(f"not a shard of records: {str(error).splitlines()[0][:100]}") from None

@@ -15,15 +15,20 @@ from recarc.atomic import replacing
 from recarc.attacks.challenge import CHALLENGED
 from recarc.ensemble import rounded, validated_alpha
 from recarc.errors import InputError, spreadsheet_cell
-from recarc.evaluation.challenge import Challenged
 from recarc.evaluation.fingerprint import knob_of
+from recarc.evaluation.floor_error import Challenged
 from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.masking import Signal
 from recarc.evaluation.records import Records, joined
-from recarc.evaluation.run_folder import RunFolder
+from recarc.evaluation.run_folder import CERTIFICATE, RUN, RunFolder, save_run
+from recarc.lazy import import_object
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from recarc.evaluation.certify import Certification
     from recarc.evaluation.verdict import Verdict
+    from recarc.exact.floors import Floor
 
 NAMED_INDICES = 100  # of samples with NaN, in a summary
 
@@ -81,6 +86,7 @@ class Evaluation:
     path: Path | None = None
     warnings: list[str] = field(default_factory=list)
     signals: list[Signal] = field(default_factory=list)  # that attacks may miss how weak a member is
+    certification: Certification | None = None  # what `certify` wrote beside it
 
     @classmethod
     def load(cls, path: str | Path, partial: bool = False) -> Evaluation:
@@ -94,6 +100,9 @@ class Evaluation:
                 costs.append(cost)
             except ValueError as error:
                 bad.append(k)
+                if partial and (begun := folder.begun(k)) is not None:
+                    parts.append(begun[0])
+                    costs.append(begun[1])
                 damaged += [phrase] if (phrase := folder.damaged(k, error)) else []
         if damaged and not (partial and parts):
             raise InputError(f"{damaged[0]}; rerun the command of {path} to compute it again")
@@ -103,6 +112,7 @@ class Evaluation:
                 f"{path} is not finished: it has {done} of {folder.shards} shards; rerun its command to resume"
             )
         summary = folder.summary()
+        certification, why_not = _certification(folder)
         return cls(
             records=joined(parts),
             alpha=np.array(folder.configuration["alpha"], dtype=np.float64),
@@ -112,7 +122,8 @@ class Evaluation:
             backward_passes=sum(int(cost["backward"]) for cost in costs),
             expected_samples=folder.samples,
             path=Path(path),
-            warnings=[*summary.get("warnings", []), *damaged],
+            warnings=[*summary.get("warnings", []), *damaged, *why_not],
+            certification=certification,
             signals=[Signal.from_json(saved) for saved in summary.get("signals", [])],
         )
 
@@ -139,7 +150,23 @@ class Evaluation:
             figures = (f"{100 * member[key]:.2f}" if key in member else "" for key in columns)
             rows.append([str(i), f"{member['alpha']:.4g}", *figures])
         sentence = "" if self.verdict is None else f"<p>{escape(self.verdict.sentence)}</p>"
-        return f"{_html_table([list(fact) for fact in facts.items()])}{sentence}{_html_table(rows)}"
+        return f"{html_table([list(fact) for fact in facts.items()])}{sentence}{html_table(rows)}"
+
+    def save(self, path: str | Path) -> Path:
+        """Write the records as a run folder, as `evaluate(out=...)` does, for `load` and the command line."""
+        if not self.complete or not self.configuration:
+            raise InputError("only a finished evaluation of `evaluate` can be saved")
+        return save_run(path, self.configuration, self.records, self.to_json())
+
+    def plot(self) -> Figure:
+        """The figures of this evaluation, attack by attack, as a matplotlib figure."""
+        figure: Figure = _report("attacks_figure")(_report("build_report")(self))
+        return figure
+
+    def report(self, path: str | Path = "report.html", title: str | None = None) -> Path:
+        """Write the page of this evaluation (see `recarc.report.build_report` for more of them on one page)."""
+        page: Path = _report("write_page")(_report("build_report")(self, title), path)
+        return page
 
     @property
     def complete(self) -> bool:
@@ -264,6 +291,14 @@ class Evaluation:
         return None if self.floor_scores is None else Share(self.floor_scores.mean())
 
     @property
+    def certified_floor(self) -> Floor | None:
+        """The floor that the certificate beside this run proves, for its samples; None without, or if it is vacuous."""
+        if self.certification is None or self.certification.vacuous:
+            return None
+        floor, rows = self.certification.floor(self.alpha), self.records.index
+        return replace(floor, per_sample=floor.per_sample[rows], upper=floor.upper[rows])
+
+    @property
     def verdict(self) -> Verdict | None:
         """What it amounts to; None if the attack leaves no floor."""
         from recarc.evaluation.verdict import Verdict
@@ -371,11 +406,28 @@ class Evaluation:
         return {**counts, "none": int((self.decided_by < 0).sum())}
 
 
+def _report(name: str) -> Any:
+    """A function of the report, which stands above evaluations and is looked up only when somebody asks for it."""
+    return import_object("report", f"recarc.report:{name}")
+
+
+def _certification(folder: RunFolder) -> tuple[Certification | None, list[str]]:
+    """The certificate beside a run, and why one that exists does not count."""
+    if not (folder.path / CERTIFICATE / RUN).exists():
+        return None, []
+    from recarc.evaluation.certify import Certification
+
+    try:
+        return Certification.beside(folder.path), []
+    except InputError as error:
+        return None, [f"the certificate does not count: {error}"]
+
+
 def estimate(scores: np.ndarray) -> Estimate:
     return Estimate(float(scores.mean()), *mean_interval(scores))
 
 
-def _html_table(rows: list[list[str]]) -> str:
+def html_table(rows: list[list[str]]) -> str:
     cells = ("".join(f"<td>{cell}</td>" for cell in row) for row in rows)
     return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
 

@@ -123,6 +123,8 @@ def shards_to_do(folder: RunFolder, environment: Json) -> list[int]:
     """The shards that are missing or damaged; clears away what killed processes left."""
     atomic.sweep(folder.path)
     todo, damaged = folder.pending()
+    for k in set(range(folder.shards)) - set(todo):
+        folder.forget_begun(k)
     if todo:
         _compare_versions(folder, environment)
     for k in damaged:

@@ -11,20 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from recarc import atomic
 from recarc.atomic import LOCK, PART
 from recarc.errors import InputError, RunError, first_line
 from recarc.evaluation.fingerprint import Json, fingerprint
 from recarc.evaluation.masking import Signal
-from recarc.evaluation.records import Records, from_parquet, to_parquet
+from recarc.evaluation.records import Records, from_parquet, taken, to_parquet
+from recarc.provenance import environment
 
 SavedLogits = list[list[str] | None]  # per member on the first samples, a line each; None: the member is random
 
 FORMAT = 1
 MOST_SAMPLES, MOST_SHARDS, MOST_COST = 10**9, 10**6, 10**15
 KEPT = "finished shards are kept, so free some space and rerun the command to resume"
-RUN, SUMMARY = "run.json", "summary.json"
+RUN, SUMMARY, CERTIFICATE = "run.json", "summary.json", "certificate"  # the last a folder, a run of its own
+SHARD, BEGUN, INPUTS = "shard", "begun", "inputs.safetensors"
 
 
 class RunFolder:
@@ -79,7 +82,8 @@ class RunFolder:
     def create(cls, path: str | Path, configuration: Json, environment: Json, first_logits: SavedLogits) -> RunFolder:
         """A new run. Call it within `locked`."""
         run: Json = {"format": FORMAT, "configuration": configuration, "environment": environment}
-        run |= {"first_logits": first_logits, "fingerprint": fingerprint(configuration)}
+        identity = {key: value for key, value in configuration.items() if key != "shard_size"}  # records are the same
+        run |= {"first_logits": first_logits, "fingerprint": fingerprint(identity)}
         run["checksum"] = _checksum(run)
         write_all({Path(path) / RUN: json.dumps(run, indent=2).encode()})
         return cls(path, run)
@@ -124,11 +128,12 @@ class RunFolder:
     def rows_of(self, k: int) -> range:
         return range(k * self.shard_size, min(self.samples, (k + 1) * self.shard_size))
 
-    def file(self, k: int, suffix: str = "parquet") -> Path:
-        return self.path / f"shard-{k:05d}.{suffix}"
+    def file(self, k: int, suffix: str = "parquet", kind: str = SHARD) -> Path:
+        return self.path / f"{kind}-{k:05d}.{suffix}"
 
     def commit(self, k: int, records: Records, cost: Json, inputs: bytes | None) -> None:
-        """Put a finished shard in place: all files are written first, then renamed, the records last."""
+        """Put a finished shard, or the first samples of one, in place: the records are renamed last."""
+        kind = SHARD if len(records) == len(self.rows_of(k)) else BEGUN
         data = to_parquet(records)
         side = {
             **cost,
@@ -139,30 +144,45 @@ class RunFolder:
         files: dict[Path, bytes] = {}
         if inputs is not None:
             side["inputs_sha256"] = hashlib.sha256(inputs).hexdigest()
-            files[self.file(k, "inputs.safetensors")] = inputs
-        files[self.file(k, "json")] = json.dumps(side).encode()
-        files[self.file(k)] = data
+            files[self.file(k, INPUTS, kind)] = inputs
+        files[self.file(k, "json", kind)] = json.dumps(side).encode()
+        files[self.file(k, kind=kind)] = data
         self._write(files)
+        if kind == SHARD:
+            self.forget_begun(k)
 
-    def read(self, k: int, inputs: bool = False) -> tuple[Records, Json]:
+    def begun(self, k: int) -> tuple[Records, Json, bytes | None] | None:
+        """The first samples of a shard that was interrupted, their cost and their inputs, if it has any."""
+        inputs = bool(self.configuration.get("save_inputs"))
+        try:
+            records, cost = self.read(k, inputs, BEGUN)
+            return records, cost, atomic.read_plain(self.file(k, INPUTS, BEGUN)) if inputs else None
+        except (ValueError, OSError):
+            return None
+
+    def forget_begun(self, k: int) -> None:
+        for suffix in ("parquet", "json", INPUTS):
+            self.file(k, suffix, BEGUN).unlink(missing_ok=True)
+
+    def read(self, k: int, inputs: bool = False, kind: str = SHARD) -> tuple[Records, Json]:
         """A shard and its cost; ValueError if it is missing, torn, another run's, or differs from its checksum."""
         try:
-            side = json.loads(atomic.read_plain(self.file(k, "json")))
+            side = json.loads(atomic.read_plain(self.file(k, "json", kind)))
             if side.get("run", self.fingerprint) != self.fingerprint:  # early runs did not record it
                 raise ValueError("it belongs to another run")
             if not all(0 <= side[cost] < MOST_COST for cost in ("seconds", "forward", "backward")):
                 raise ValueError("its cost cannot be true")
-            data = atomic.read_plain(self.file(k))
+            data = atomic.read_plain(self.file(k, kind=kind))
             if hashlib.sha256(data).hexdigest() != side["sha256"]:
                 raise ValueError("its checksum differs")
             records = from_parquet(data)
-            rows = self.rows_of(k)
+            rows = self.rows_of(k) if kind == SHARD else self.rows_of(k)[: len(records)]
             if not np.array_equal(records.index, np.arange(rows.start, rows.stop)):
                 raise ValueError(f"it does not hold samples {rows.start}..{rows.stop - 1}")
             if len(records.clean) != len(self.configuration["alpha"]):
                 raise ValueError(f"it is of {len(records.clean)} members")
             if inputs:
-                saved = atomic.read_plain(self.file(k, "inputs.safetensors"))
+                saved = atomic.read_plain(self.file(k, INPUTS, kind))
                 if hashlib.sha256(saved).hexdigest() != side["inputs_sha256"]:
                     raise ValueError("the checksum of its inputs differs")
             return records, side
@@ -187,6 +207,23 @@ class RunFolder:
         return todo, damaged
 
 
+def save_run(path: str | Path, configuration: Json, records: Records, summary: Json) -> Path:
+    """A run folder of records that exist already; where the members' logits are not known, nothing is compared."""
+    configuration = {**configuration, "save_inputs": False}
+    with locked(path) as lock:
+        if (Path(path) / RUN).exists():
+            raise InputError(f"{path} already holds a run; choose another folder")
+        made = {**environment(torch.device("cpu")), "hardware": str(configuration.get("device"))}
+        folder = RunFolder.create(path, configuration, made, [None] * len(configuration["alpha"]))
+        folder.lock = lock
+        costs = {"seconds": "seconds", "forward": "forward_passes", "backward": "backward_passes"}
+        for k in range(folder.shards):  # only the whole cost is known: the first shard bears it
+            cost = {key: 0 if k else summary[name] for key, name in costs.items()}
+            folder.commit(k, taken(records, folder.rows_of(k)), cost, None)
+        folder.write_summary(summary)
+    return Path(path)
+
+
 @contextlib.contextmanager
 def locked(path: str | Path) -> Iterator[atomic.Lock]:
     """One writer at a time, even before there is a run; the system frees the lock of a killed process."""
@@ -196,7 +233,7 @@ def locked(path: str | Path) -> Iterator[atomic.Lock]:
         names = {file.name for file in folder.iterdir()}
     except OSError as error:
         raise InputError(f"cannot make the run folder {path}: {error.strerror or error}") from None
-    others = sorted(name for name in names if name != LOCK and PART not in name)
+    others = sorted(name for name in names if name not in (LOCK, CERTIFICATE) and PART not in name)
     if others and not (folder / RUN).exists():
         raise InputError(f"{path} holds other files ({others[0]}) and no {RUN}; choose another folder")
     with atomic.lock_folder(folder) as lock:
@@ -220,7 +257,9 @@ def _kept(out: str | Path | None) -> str:
     except InputError:
         return f"nothing was written to {out} yet"
     done = sum(folder.file(k).exists() for k in range(folder.shards))
-    return f"{out} holds {done} of {folder.shards} shards; rerun the command to resume"
+    begun = sum(len(found[0]) for k in range(folder.shards) if (found := folder.begun(k)) is not None)
+    more = f" and {begun} samples of others" if begun else ""
+    return f"{out} holds {done} of {folder.shards} shards{more}; rerun the command to resume"
 
 
 def write_all(files: Mapping[Path, bytes], advice: str = KEPT) -> None:

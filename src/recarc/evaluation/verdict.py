@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from recarc.errors import InputError
-from recarc.evaluation.challenge import Challenged
+from recarc.evaluation.floor_error import Challenged
 from recarc.evaluation.intervals import mean_interval
 from recarc.evaluation.masking import Signal
-from recarc.evaluation.result import Estimate, Evaluation
+from recarc.evaluation.result import Estimate, Evaluation, html_table
 from recarc.evaluation.saturation import Saturation
 
 if TYPE_CHECKING:
@@ -56,8 +57,10 @@ class Verdict:
     def of(cls, evaluation: Evaluation, certified_floor: Floor | float | None = None) -> Verdict:
         """The verdict on a `Tight` evaluation.
 
-        `certified_floor`: what `recarc.exact.certified_floor` gives for the same samples, or its mean.
+        `certified_floor`: that of the same samples, or its mean, such as `recarc.exact.certified_floor` gives it; by
+        default what `recarc certify` wrote beside the run.
         """
+        certified_floor = evaluation.certified_floor if certified_floor is None else certified_floor
         floors = evaluation.floor_scores
         if floors is None or evaluation.alone is None:
             raise InputError("this run attacked no member alone, so it has no floor; evaluate with --attack tight")
@@ -109,6 +112,15 @@ class Verdict:
     def conclusive(self) -> bool:
         """Whether they meet at a floor that can be relied on: a certified one, or one without `doubts`."""
         return self.complete and (self.certified or (self.meets_floor and not self.doubts))
+
+    @property
+    def level(self) -> str:
+        """How much the verdict claims: certified, conclusive, not conclusive or open."""
+        if self.certified and self.complete:
+            return "certified"
+        if self.conclusive:
+            return "conclusive"
+        return "not conclusive" if self.meets_floor else "open"
 
     @property
     def basis(self) -> str:
@@ -175,6 +187,13 @@ class Verdict:
             f"{_percent(self._lowered)} points, more than {100 * CONCLUSIVE:g}, so a stronger challenge may find more"
         )
 
+    def _repr_html_(self) -> str:
+        """For notebooks: whether it is conclusive, the figures, and why."""
+        head = "conclusive" if self.conclusive else "not conclusive"
+        facts = [["robust accuracy", self.robust._repr_html_()], ["floor", f"{_percent(self.floor)} %"]]
+        facts += [["AdaptivePGD alone", f"{e}"] for name, e in self.stages.items() if name == "adaptive_pgd"]
+        return f"<b>{head}</b>{html_table(facts)}<p>{escape(self.sentence)}</p>"
+
     def to_json(self) -> dict[str, Any]:
         return {
             "robust_accuracy": self.robust.value,
@@ -183,6 +202,7 @@ class Verdict:
             "floor": self.floor,
             "gap": self.gap,
             "conclusive": self.conclusive,
+            "level": self.level,
             "preset": self.preset,
             "blind_members": list(self.blind),
             "signals": [signal.to_json() for signal in self.signals],
@@ -248,11 +268,8 @@ def _sentence(verdict: Verdict) -> str:
         if name in verdict.stages and verdict.stages[name].value - verdict.robust.value > CONCLUSIVE
     )
     certified = _percent(verdict.certified_floor or 0.0)
-    if verdict.certified and verdict.complete:
-        return (
-            f"Conclusive: the robust accuracy is {robust} %, and no attack can push it below the certified floor of "
-            f"{certified} %.{flattery}"
-        )
+    if verdict.level == "certified":
+        return f"Certified: no attack whatever leaves less than {certified} %; this attack leaves {robust} %.{flattery}"
     if verdict.certified_floor is not None:
         flattery = f" No attack at all gets below the certified floor of {certified} %.{flattery}"
     if verdict.conclusive and verdict.robust.value == 0:

@@ -12,6 +12,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from recarc.errors import InputError, first_line
 from recarc.models.blocks import Normalize
 
+UNFOLDED = "its batch norms cannot be folded (evaluate it unfolded)"
+
 
 class _Tracer(fx.Tracer):
     """Traces into every module except the normalisation, which checks shapes."""
@@ -20,15 +22,12 @@ class _Tracer(fx.Tracer):
         return isinstance(m, Normalize) or super().is_leaf_module(m, module_qualified_name)
 
 
-def trace(module: nn.Module) -> fx.Graph:
-    """The graph of operations that the module performs."""
+def trace(module: nn.Module, consequence: str = UNFOLDED) -> fx.Graph:
+    """The graph of operations that the module performs; `consequence` is what an error says of one without."""
     try:
         return _Tracer().trace(module)
     except Exception as error:  # tracing runs the user's forward on symbols: anything can be raised
-        raise InputError(
-            f"{type(module).__name__} cannot be traced, so its batch norms cannot be folded "
-            f"(evaluate it unfolded): {first_line(error)}"
-        ) from None
+        raise InputError(f"{type(module).__name__} cannot be traced, so {consequence}: {first_line(error)}") from None
 
 
 def fold_batch_norm(module: nn.Module) -> nn.Module:

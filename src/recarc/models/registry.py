@@ -1,8 +1,9 @@
 """What a member is, apart from its weights, and how to build it: a registered architecture or a user's own factory.
 
 An architecture is a function `make(classes, channels, image_size, *, options)` that returns a module without
-normalisation: a file in `recarc/models/architectures`, or a function registered with `@register`. Its options are
-the keyword-only parameters; annotated as `bool` or `Literal[...]` they are checked here, and `recarc import` tries
+normalisation: a file in `recarc/models/architectures`, a function registered with `@register`, or a function of the
+user's own that is known by its `module:function` once `own_architecture` was told to trust it. Its options are the
+keyword-only parameters; annotated as `bool` or `Literal[...]` they are checked here, and `recarc import` tries
 every value. No torch is imported before something is built.
 """
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="nn.Module")
 Maker = Callable[..., "nn.Module"]
 _registered: dict[str, Maker] = {}
+_own: dict[str, Maker] = {}  # by module:function
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -126,6 +128,39 @@ def register(make: Maker) -> Maker:
     return make
 
 
+def own_architecture(arch: str | Maker, trust_code: bool = False, saved: bool = True) -> str:
+    """The name by which `build` knows an architecture: of a function, or of `module:function`, which is imported.
+
+    Other names are those of registered architectures. `saved`: ensembles of it are to be loaded by other programs.
+    """
+    if isinstance(arch, str) and ":" not in arch:
+        maker(arch)
+        return arch
+    if isinstance(arch, str):
+        _check_trusted(arch, trust_code)
+        name, make = arch, import_object("architecture", arch)
+    else:
+        name, make = f"{getattr(arch, '__module__', '')}:{getattr(arch, '__qualname__', '')}", arch
+    try:
+        inspect.signature(make).bind(10, 3, 32)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"architecture {name!r} must be a function of (classes, channels, image_size) that returns a module; "
+            "its options are keyword-only"
+        ) from None
+    if saved and (not _FACTORY.fullmatch(name) or name.startswith("__main__:")):
+        raise InputError(f"architecture {name!r} cannot be imported by another program: move it into a module")
+    _own[name] = make
+    return name
+
+
+def _check_trusted(arch: str, trusted: bool) -> None:
+    if not trusted:
+        raise InputError(
+            f"architecture {arch!r} is code of that module: if you trust it, add --trust-code (trust_code=True)"
+        )
+
+
 def build(
     arch: str,
     classes: int,
@@ -140,7 +175,7 @@ def build(
     `mean` and `std` are per channel and applied inside the model. The model carries its `spec`, which tells
     `save_ensemble` how to rebuild it.
     """
-    make = _maker(arch)
+    make = maker(arch)
     spec = ModelSpec(
         architecture=arch,
         classes=classes,
@@ -150,9 +185,14 @@ def build(
         std=cast("tuple[float, ...] | None", std),
         options=_with_defaults(arch, make, options),
     )
+    from torch import nn
+
     from recarc.models.blocks import Classifier
 
-    return Classifier(make(classes, channels, image_size, **spec.options), spec)
+    net = make(classes, channels, image_size, **spec.options)
+    if not isinstance(net, nn.Module):
+        raise InputError(f"architecture {arch!r} returned a {type(net).__name__}, not a torch.nn.Module")
+    return Classifier(net, spec)
 
 
 def build_spec(spec: ModelSpec) -> Classifier:
@@ -163,16 +203,19 @@ def build_spec(spec: ModelSpec) -> Classifier:
 
 def variants(arch: str) -> list[dict[str, Any]]:
     """Every combination of the options that have few values (`bool`, `Literal`), the defaults first."""
-    make = _maker(arch)
+    make = maker(arch)
     choices = _choices(make)
     defaults = _defaults(make)
     ordered = [sorted(values, key=lambda value: value != defaults[name]) for name, values in choices.items()]
     return [dict(zip(choices, combination)) for combination in itertools.product(*ordered)]
 
 
-def _maker(arch: str) -> Maker:
-    if arch in _registered:
-        return _registered[arch]
+def maker(arch: str) -> Maker:
+    """The function that makes modules of this architecture."""
+    if ":" in arch:
+        _check_trusted(arch, arch in _own)
+    if arch in _own or arch in _registered:
+        return {**_registered, **_own}[arch]
     if arch not in names():
         raise unknown("architecture", arch, names())
     make: Maker = importlib.import_module(f"{architectures.__name__}.{arch}").make
@@ -186,7 +229,11 @@ def _defaults(make: Maker) -> dict[str, Any]:
 
 def _choices(make: Maker) -> dict[str, tuple[Any, ...]]:
     """The values of each option that has only a few."""
-    hints = {name: hint for name, hint in typing.get_type_hints(make).items() if name in _defaults(make)}
+    try:
+        every = typing.get_type_hints(make)
+    except NameError:  # imported for type checkers only
+        every = {}
+    hints = {name: hint for name, hint in every.items() if name in _defaults(make)}
     literal = {name: typing.get_args(hint) for name, hint in hints.items() if typing.get_origin(hint) is typing.Literal}
     return {**literal, **{name: (False, True) for name, hint in hints.items() if hint is bool}}
 

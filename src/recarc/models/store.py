@@ -19,7 +19,15 @@ from torch import nn
 from recarc import __version__
 from recarc.atomic import replacing, write_through
 from recarc.errors import InputError
-from recarc.models.registry import FactorySpec, ModelSpec, Spec, build_member, build_spec, spec_of
+from recarc.models.registry import (
+    FactorySpec,
+    ModelSpec,
+    Spec,
+    build_member,
+    build_spec,
+    own_architecture,
+    spec_of,
+)
 from recarc.models.weights import SUFFIXES, check_fit, dump_state, load_state, parse_state, read_bytes, unwrapped
 from recarc.runtime import device_named
 
@@ -100,12 +108,16 @@ def save_ensemble(
 
 
 def load_ensemble(
-    path: str | Path, device: str | torch.device = "cpu", *, allow_factories: bool = False
+    path: str | Path,
+    device: str | torch.device = "cpu",
+    *,
+    trust_code: bool = False,
+    allow_factories: bool = False,
 ) -> RandomizedEnsemble:
     """Load the ensemble in a folder (or `zoo:NAME`) in evaluation mode on `device`, checking every file first.
 
-    A folder can name a factory (`module:function`) for a member. Loading such a member imports and runs that code,
-    which requires `allow_factories=True`; weights files never run code.
+    A folder can name code (`module:function`) that makes a member. Loading such a member imports and runs that code,
+    which requires `trust_code=True` (`allow_factories` is its older name); weights files never run code.
     """
     from recarc.ensemble import RandomizedEnsemble
 
@@ -113,11 +125,15 @@ def load_ensemble(
     manifest = read_manifest(folder)
     check_classes([member.spec for member in manifest.members])
     for i, member in enumerate(manifest.members):
-        if isinstance(member.spec, FactorySpec) and not allow_factories:
+        if ":" not in member.spec.label:
+            continue
+        if not (trust_code or allow_factories):
             raise InputError(
-                f"member {i} of {folder} is made by the code {member.spec.factory!r}, and loading it would import and "
-                "run that code: if you trust it, load with allow_factories=True (--trust-code on the command line)"
+                f"member {i} of {folder} is made by the code {member.spec.label!r}, and loading it would import and "
+                "run that code: if you trust it, load with trust_code=True (--trust-code on the command line)"
             )
+        if isinstance(member.spec, ModelSpec):
+            own_architecture(member.spec.architecture, trust_code=True)
     members = [_load_member(folder, i, entry).to(where).eval() for i, entry in enumerate(manifest.members)]
     try:
         return RandomizedEnsemble(members, list(manifest.alpha))

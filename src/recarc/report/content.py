@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 
 import numpy as np
 
 from recarc.attacks import registry
+from recarc.errors import InputError
+from recarc.evaluation.fingerprint import canonical
 from recarc.evaluation.intervals import paired_interval
-from recarc.evaluation.result import Estimate, Evaluation, estimate
+from recarc.evaluation.result import Estimate, Evaluation, estimate, html_table
 from recarc.evaluation.verdict import Verdict
+from recarc.report.comparison import Comparison, compare
 from recarc.report.curves import Curve, best_member, curves, robust_alone
 from recarc.report.gallery import Data, Example, pictures
 from recarc.report.rescoring import Rescoring, rescoring
-from recarc.report.runs import ATTACK_OF_STAGE, BEST_MEMBER, STAGE_LABELS, Run, as_runs, numbered, position, role
+from recarc.report.runs import (
+    BEST_MEMBER,
+    CERTIFIED,
+    STAGE_LABELS,
+    Run,
+    as_runs,
+    attack_stages,
+    numbered,
+    position,
+    role,
+)
 
 TITLE = "How robust is this randomized ensemble, really?"
+SEVERAL = "How robust are these randomized ensembles, really?"
 MEMBER = "member (from 0)"  # heads columns of members, which have their numbers in members[0] and in the records
 
 
@@ -100,6 +115,7 @@ class Report:
     runs: list[Run]
     main: Run
     comparable: list[Run]  # the runs on the main run's problem, from the weakest attack to the strongest
+    comparison: Comparison | None  # of several ensembles, at the main run's ball
     verdict: Verdict | None
     rows: list[Row]
     members: list[MemberRow]
@@ -112,6 +128,15 @@ class Report:
     sections: list[Section]
     notes: list[str]
     commands: list[str]  # that were typed
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the comparison of attacks and the verdict; `write_page` writes the whole page."""
+        head = ["attack", "accuracy", "overestimates by"]
+        rows = [[escape(row.name), row.estimate._repr_html_(), _points(row.above)] for row in self.rows]
+        facts = "; ".join(f"{name} {value}" for name, value in self.facts)
+        sentence = "" if self.verdict is None else f"<p>{escape(self.verdict.sentence)}</p>"
+        side_by_side = "" if self.comparison is None else self.comparison._repr_html_()
+        return f"<p>{escape(facts)}</p>{html_table([head, *rows])}{sentence}{side_by_side}"
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -135,14 +160,15 @@ class Report:
 
 
 def build_report(
-    runs: Run | Evaluation | Sequence[Run | Evaluation],
+    runs: Run | Evaluation | Sequence[Run | Evaluation] | Mapping[str, Run | Evaluation],
     title: str | None = None,
     data_dir: str | Path | None = None,
     sections: Sequence[Section] = (),
     data: Data | None = None,
 ) -> Report:
-    """Combine the runs of one ensemble, or evaluations in memory. The verdict is that of the largest with a floor.
+    """Combine runs, or evaluations in memory. The verdict is that of the largest with a floor.
 
+    Several ensembles (a mapping names them) are compared side by side.
     `data` is what was attacked, for the pictures: by default the data set that the runs name; pass tensors (x, y) if
     those were attacked.
     """
@@ -151,13 +177,15 @@ def build_report(
     comparable = sorted(_distinct(main, runs), key=lambda run: position(run.label))
     drawn = curves(runs)
     examples, why_none = pictures(comparable, data_dir, data)
+    comparison, why_not = _comparison(main, runs)
     unfinished = [run for run in runs if not run.evaluation.complete]
-    notes = [why_none] if why_none else []
+    notes = [text for text in (why_none, why_not) if text]
     notes += [
         f"{r.name} is not finished: {len(r.evaluation)} of {r.evaluation.expected_samples} samples so far"
         for r in unfinished
     ]
     shown = {id(run) for curve in drawn for run in curve.runs}
+    shown |= {id(entry.run) for entry in comparison.entries} if comparison else set()
     notes += [
         f"{run.name} is left out of the comparison: it has {run.differences(main)}"
         for run in runs
@@ -166,10 +194,11 @@ def build_report(
     notes += dict.fromkeys(f"{run.label}: {text}" for run in comparable for text in run.evaluation.warnings)
     commands = dict.fromkeys(run.command for run in comparable)
     return Report(
-        title=title or TITLE,
+        title=title or (SEVERAL if comparison else TITLE),
         runs=list(runs),
         main=main,
         comparable=comparable,
+        comparison=comparison,
         verdict=Verdict.of(main.evaluation) if main.evaluation.alone is not None else None,
         rows=_rows(main, comparable),
         members=_members(main),
@@ -196,6 +225,19 @@ def _main(runs: Sequence[Run]) -> Run:
     return max(runs, key=preferred)
 
 
+def _comparison(main: Run, runs: Sequence[Run]) -> tuple[Comparison | None, str]:
+    """The best run of each ensemble at the main run's ball, the main one first; or why there is none."""
+    ensembles: dict[str, list[Run]] = {}
+    for run in (run for run in (main, *runs) if run.ball == main.ball):
+        ensembles.setdefault(run.given or canonical(run.configuration.get("members")), []).append(run)
+    if len(ensembles) < 2:
+        return None, ""
+    try:
+        return compare([_main(group) for group in ensembles.values()]), ""
+    except InputError as error:
+        return None, f"the ensembles are not compared: {error}"
+
+
 def _distinct(main: Run, runs: Sequence[Run]) -> list[Run]:
     """The runs on the main run's problem, each outcome once; a copy with saved inputs is kept for its pictures."""
     found = [main]
@@ -205,12 +247,15 @@ def _distinct(main: Run, runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if any(run is other for other in found)]
 
 
+def _points(above: float | None) -> str:
+    return "" if above is None else f"{above:.2f} points"
+
+
 def _rows(main: Run, comparable: list[Run]) -> list[Row]:
     evaluation = main.evaluation
     attacks = numbered((run.label, (run.evaluation.robust, run.label)) for run in comparable)
-    for stage, label in ATTACK_OF_STAGE.items():
-        if stage in evaluation.stages:
-            attacks.setdefault(label, (evaluation.stage_accuracies[stage], label))
+    for stage, label in attack_stages(evaluation.stages).items():
+        attacks.setdefault(label, (evaluation.stage_accuracies[stage], label))
     strongest = min(figure.value for figure, _ in attacks.values())
     rows = [Row("Clean", "no attack", evaluation.clean)]
     if evaluation.alone is not None:
@@ -221,6 +266,8 @@ def _rows(main: Run, comparable: list[Run]) -> list[Row]:
         rows.append(Row(name, registry.help_of(label) or "an attack", figure, 100 * (figure.value - strongest)))
     if evaluation.floor_scores is not None:
         rows.append(Row("Floor", "as far as attacks on single members can tell", estimate(evaluation.floor_scores)))
+    if (certified := evaluation.certified_floor) is not None:
+        rows.append(Row(CERTIFIED, "proved: no attack whatever leaves less", estimate(certified.per_sample.numpy())))
     return rows
 
 
@@ -250,9 +297,10 @@ def _matrix(run: Run) -> Matrix | None:
 def _decided(main: Run) -> list[Bar]:
     counts = main.evaluation.to_json()["decided_by"]
     total = max(1, len(main.evaluation))
-    colour = {stage: role(label) for stage, label in ATTACK_OF_STAGE.items()}
+    labels = attack_stages(counts)
+    colour = {stage: role(label) for stage, label in labels.items()}
     return [
-        Bar(STAGE_LABELS.get(stage, stage), colour.get(stage, "tight"), count, count / total)
+        Bar({**STAGE_LABELS, **labels}.get(stage, stage), colour.get(stage, "tight"), count, count / total)
         for stage, count in counts.items()
         if count
     ]
@@ -265,9 +313,8 @@ def _reached(comparable: list[Run]) -> list[Bar]:
     runs = [run for run in runs if np.array_equal(run.evaluation.records.index, index)]
     scores = numbered((run.label, run.evaluation.robust_scores) for run in runs)
     for evaluation in (run.evaluation for run in runs):
-        for stage, label in ATTACK_OF_STAGE.items():
-            if stage in evaluation.stages:
-                scores.setdefault(label, evaluation.score(evaluation.stages[stage]))
+        for stage, label in attack_stages(evaluation.stages).items():
+            scores.setdefault(label, evaluation.score(evaluation.stages[stage]))
     if len(scores) < 2:
         return []
     worst = np.min(np.stack(list(scores.values())), axis=0)

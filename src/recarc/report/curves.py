@@ -10,7 +10,7 @@ import numpy as np
 
 from recarc.evaluation.fingerprint import Json, canonical, eps_text
 from recarc.evaluation.result import Estimate, estimate
-from recarc.report.runs import ATTACK_OF_STAGE, BEST_MEMBER, Run, position, role
+from recarc.report.runs import BEST_MEMBER, PALETTE, Run, attack_stages, numbered, position, role
 
 AXES = {
     "alpha": "sampling probability of the first member",
@@ -33,10 +33,11 @@ class Series:
     name: str
     points: list[Point] = field(default_factory=list)
     constant: bool = False  # an attack that does not have this knob: a horizontal line
+    colour: str = ""  # its role, if that does not follow from the name
 
     @property
     def role(self) -> str:
-        return role(self.name)
+        return self.colour or role(self.name)
 
     def at(self, x: float) -> Estimate | None:
         """The estimate at a value of the axis."""
@@ -71,7 +72,37 @@ class Curve:
 def curves(runs: Sequence[Run]) -> list[Curve]:
     """One for every axis along which at least two runs of one attack differ and nothing else does."""
     problems = [(axis, group) for axis in AXES for group in _grouped(runs, _rest, axis)]
-    return [curve for axis, group in problems if (curve := _curve(axis, group)) is not None]
+    found = [curve for axis, group in problems if (curve := _curve(axis, group)) is not None]
+    return [*_side_by_side(found), *found]
+
+
+def _side_by_side(found: Sequence[Curve]) -> list[Curve]:
+    """Where several ensembles were swept alike: one more plot with the strongest attack on each."""
+    groups: dict[str, list[Curve]] = {}
+    for curve in found:
+        first = curve.runs[0]
+        ball = {key: value for key, value in first.ball.items() if not (curve.axis == "eps" and key == "eps")}
+        groups.setdefault(canonical([curve.axis, ball, first.data]), []).append(curve)
+    drawn = []
+    for group in (group for group in groups.values() if len({curve.runs[0].ensemble for curve in group}) > 1):
+        series = numbered((curve.runs[0].ensemble, _strongest(curve)) for curve in group)
+        coloured = [
+            Series(f"{name}, {one.name}", one.points, one.constant, PALETTE[k % len(PALETTE)])
+            for k, (name, one) in enumerate(series.items())
+        ]
+        first = group[0].runs[0]
+        about = ", ".join([first.data_text, *([] if group[0].axis == "eps" else [first.ball_text])])
+        runs = [run for curve in group for run in curve.runs]
+        drawn.append(Curve(group[0].axis, group[0].label, about, coloured, runs))
+    return drawn
+
+
+def _strongest(curve: Curve) -> Series:
+    attacks = {run.label for run in curve.runs}
+    return min(
+        (series for series in curve.series if series.name in attacks),
+        key=lambda series: float(np.mean([point.estimate.value for point in series.points])),
+    )
 
 
 def _grouped(runs: Iterable[Run], key: Callable[[Run, str], str], axis: str) -> list[list[Run]]:
@@ -85,6 +116,8 @@ def _rest(run: Run, axis: str) -> str:
     """The problem without what the axis changes; equal for all points of a sweep."""
     ignored = {"alpha": ("alpha",), "size": ("alpha", "members")}.get(axis, ())
     config: Json = {key: run.configuration.get(key) for key in ("alpha", "members", "data", "precision")}
+    if axis == "size":  # the first members of one ensemble
+        config["first"] = (config["members"] or [None])[0]
     ball = {key: value for key, value in run.ball.items() if not (axis == "eps" and key == "eps")}
     return canonical({"ball": ball} | {key: value for key, value in config.items() if key not in ignored})
 
@@ -148,7 +181,7 @@ def implied_figures(run: Run) -> dict[str, Estimate]:
     evaluation = run.evaluation
     figures = {"Clean": evaluation.clean}
     stages = evaluation.stage_accuracies
-    figures |= {label: stages[stage] for stage, label in ATTACK_OF_STAGE.items() if stage in stages}
+    figures |= {label: stages[stage] for stage, label in attack_stages(stages).items()}
     if evaluation.alone is not None and evaluation.floor_scores is not None:
         figures["Floor"] = estimate(evaluation.floor_scores)
         figures[BEST_MEMBER] = best_member(run)[1]
@@ -170,7 +203,7 @@ def robust_alone(run: Run) -> np.ndarray:
 
 
 def _about(run: Run, axis: str) -> str:
-    parts = [run.data_text]
+    parts = [run.ensemble, run.data_text]
     if axis != "eps" and run.eps is not None:
         parts.append(run.ball_text)
     if axis not in ("alpha", "size"):

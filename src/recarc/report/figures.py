@@ -6,10 +6,11 @@ Figure objects throughout: neither pyplot nor a backend of the user's is touched
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recarc.report.comparison import Comparison
 from recarc.report.content import Matrix, Report
 from recarc.report.curves import Curve
 from recarc.report.gallery import Example, colours
@@ -46,10 +47,11 @@ STYLE: Any = {
 
 
 def new_figure(size: tuple[float, float], rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
-    """A figure of this size in inches, and its (rows, columns) axes."""
+    """A figure of this size in inches, and its (rows, columns) axes; a notebook shows it without pyplot."""
     from matplotlib.figure import Figure
 
-    figure = Figure(layout="constrained", figsize=size)
+    figure: Any = Figure(layout="constrained", figsize=size)
+    figure._repr_png_ = lambda: figure_bytes(figure, "png", dpi=110)
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
@@ -64,6 +66,14 @@ def figure_bytes(figure: Figure, kind: str, **options: Any) -> bytes:
 def write_figures(report: Report, folder: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """attacks, sweep_*, cross_robustness and pictures, each in every format."""
     return write_files(figure_files(report, folder, formats))
+
+
+def drawn_bytes(draw: Callable[[], Figure], kind: str) -> bytes:
+    """One figure as a file, in the style of all."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        return figure_bytes(draw(), kind, dpi=200)
 
 
 def figure_files(report: Report, folder: str | Path, formats: Sequence[str] = FORMATS) -> dict[Path, bytes]:
@@ -85,6 +95,7 @@ def figures(report: Report) -> dict[str, Figure]:
     drawn |= {name: curve_figure(curve) for name, curve in zip(sweeps, report.curves)}
     matrices = file_names("cross_robustness", [""] * len(report.matrices))
     drawn |= {name: matrix_figure(matrix) for name, matrix in zip(matrices, report.matrices)}
+    drawn |= {"ensembles": forest_figure(report.comparison)} if report.comparison else {}
     return drawn | ({"pictures": pictures_figure(report.pictures)} if report.pictures else {})
 
 
@@ -99,6 +110,27 @@ def attacks_figure(report: Report) -> Figure:
         axes.text(high + 1.5, k, f"{value:.1f}", va="center", fontsize=8)
     axes.set(yticks=range(len(rows)), yticklabels=[row.name for row in rows], xlim=(0, 108), xlabel="accuracy (%)")
     axes.grid(axis="y", visible=False)
+    return figure
+
+
+def forest_figure(comparison: Comparison) -> Figure:
+    """Robust accuracies with their floors, and the paired differences to the reference, one line per ensemble."""
+    entries = comparison.entries[::-1]
+    figure, [panels] = new_figure((6.4, 0.42 * len(entries) + 1.0), 1, 2)
+    for k, entry in enumerate(entries):
+        for axes, found in zip(panels, (entry.robust, entry.difference)):
+            if found is not None:
+                axes.plot([100 * found.low, 100 * found.high], [k, k], color=COLOURS[entry.role], linewidth=1.6)
+                axes.plot(100 * found.value, k, "o", color=COLOURS[entry.role], markersize=5)
+        if entry.floor is not None:
+            panels[0].plot(100 * entry.floor.value, k, "|", color=COLOURS[entry.role], markersize=11)
+    panels[1].axvline(0, color="#1b2330", linewidth=0.8)
+    panels[0].set(xlabel="robust accuracy (%), | floor", yticks=range(len(entries)))
+    panels[0].set_yticklabels([entry.name for entry in entries])
+    panels[1].set(xlabel=f"minus {comparison.reference} (points)", yticks=range(len(entries)), yticklabels=[])
+    for axes in panels:
+        axes.set_ylim(-0.6, len(entries) - 0.4)
+        axes.grid(axis="y", visible=False)
     return figure
 
 

@@ -68,7 +68,7 @@ def pictures(
     if not inputs:
         return [], f"no pictures: {damaged[0]}"
     try:
-        images = _samples(saved[0].data, data_dir, data)
+        images = attacked_samples(saved[0].data, data_dir, data)
         x, y = images.batch(rows)
         if x.dim() != 4 or x.shape[1] not in (1, 3):
             raise InputError(f"inputs of shape {tuple(x.shape[1:])} are not images of 1 or 3 channels")
@@ -84,7 +84,7 @@ def pictures(
     return examples, f"not all pictures: {damaged[0]}" if damaged else ""
 
 
-def _samples(config: Json, data_dir: str | Path | None, data: Data | None) -> Samples:
+def attacked_samples(config: Json, data_dir: str | Path | None, data: Data | None = None) -> Samples:
     """The samples that were attacked: those given, or the data set that the configuration names."""
     if data is not None:
         samples = as_samples(data)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from recarc.attacks import registry
+from recarc.attacks.tight import EXTRA
 from recarc.errors import InputError
 from recarc.evaluation.fingerprint import Json, canonical, eps_text, fingerprint
 from recarc.evaluation.result import Evaluation
-from recarc.evaluation.run_folder import RUN, RunFolder
+from recarc.evaluation.run_folder import CERTIFICATE, RUN, RunFolder
 
 T = TypeVar("T")
-BEST_MEMBER = "Best member alone"
+BEST_MEMBER, CERTIFIED = "Best member alone", "Certified floor"
 # Stages of Tight that say what one attack alone reports; the other stages are the best so far.
 ATTACK_OF_STAGE = {"adaptive_pgd": "AdaptivePGD", "arc": "ARC"}
 STAGE_LABELS = {
@@ -42,18 +43,28 @@ ROLES = {
     "ARC": "arc",
     "Tight": "tight",
     "Floor": "floor",
+    CERTIFIED: "floor",
     BEST_MEMBER: "best",
 }
-FIRST, LAST = ("Clean", "PGD", "AdaptivePGD", "ARC"), ("Tight", "Floor", BEST_MEMBER)  # all others in between
+PALETTE = ("tight", "arc", "floor", "best", "adaptive", "pgd", "clean")  # the same colours for whole ensembles
+FIRST = ("Clean", "PGD", "AdaptivePGD", "ARC")
+LAST = ("Tight", "Floor", CERTIFIED, BEST_MEMBER)  # all others in between
+
+
+def attack_stages(stages: Iterable[str]) -> dict[str, str]:
+    """The stages that are attacks by themselves, with their labels: those above, and the user's own (`Tight.extra`)."""
+    own = {stage: stage.removeprefix(EXTRA) for stage in stages if stage.startswith(EXTRA)}
+    return {stage: label for stage, label in ATTACK_OF_STAGE.items() if stage in stages} | own
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder, or an evaluation that was never saved."""
+    """One run folder, or an evaluation that was never saved; `given` is what the user calls its ensemble."""
 
     name: str
     evaluation: Evaluation
     environment: Json = field(default_factory=dict)
+    given: str = ""
 
     @property
     def configuration(self) -> Json:
@@ -102,10 +113,14 @@ class Run:
 
     @property
     def ensemble(self) -> str:
-        """As it was typed; where that is not known, such as in Python, what tells its members from others."""
+        """As given or typed; where that is not known, such as in Python, what tells its members from others."""
+        if self.given:
+            return self.given
         typed = re.match(r"recarc (?:evaluate|sweep) (?:'([^']+)'|([^-\s'\"]\S*))", self.command)
         if typed is not None:
             return typed[1] or typed[2]
+        if self.command.startswith("recarc demo"):
+            return "of the demo"
         return f"unnamed ({fingerprint(self.configuration.get('members'))[:8]})"
 
     @property
@@ -147,20 +162,31 @@ class Run:
 
 
 def load_runs(paths: Sequence[str | Path]) -> list[Run]:
-    """Every run folder among or below these paths, in a stable order; the same run twice counts once."""
+    """Every run folder among or below these paths, in a stable order; the same run twice counts once.
+
+    `NAME=PATH` gives the ensemble of those runs a name.
+    """
     runs: dict[Path, Run] = {}
-    for path in map(Path, paths):
+    for given, path in map(_named, paths):
         for folder, name in _folders(path):
             if folder.resolve() not in runs:
                 environment = RunFolder.open(folder).run.get("environment") or {}
-                runs[folder.resolve()] = Run(name, Evaluation.load(folder, partial=True), dict(environment))
+                runs[folder.resolve()] = Run(name, Evaluation.load(folder, partial=True), dict(environment), given)
     if not runs:
         raise InputError("no runs were given; name at least one run folder")
     return list(runs.values())
 
 
-def as_runs(given: Run | Evaluation | Sequence[Run | Evaluation]) -> list[Run]:
-    """Runs as they are, and evaluations by the name of their folder."""
+def _named(path: str | Path) -> tuple[str, Path]:
+    """NAME=PATH, unless there is a folder of just that name."""
+    name, equals, rest = str(path).partition("=")
+    return (name, Path(rest)) if equals and name and rest and not Path(path).exists() else ("", Path(path))
+
+
+def as_runs(given: Run | Evaluation | Sequence[Run | Evaluation] | Mapping[str, Run | Evaluation]) -> list[Run]:
+    """Runs as they are, and evaluations by the name of their folder; a mapping names their ensembles."""
+    if isinstance(given, Mapping):
+        return [replace(run, given=name) for name, run in zip(given, as_runs(list(given.values())))]
     items = [given] if isinstance(given, (Run, Evaluation)) else list(given)
     if not items:
         raise InputError("a report needs at least one run")
@@ -175,7 +201,8 @@ def _folders(path: Path) -> list[tuple[Path, str]]:
         return [(path, path.name or str(path))]
     if not path.is_dir():
         raise InputError(f"{path} does not exist; expected a run folder (with {RUN}) or a folder of them")
-    folders = sorted((file.parent for file in path.rglob(RUN)), key=lambda p: _natural(str(p.relative_to(path))))
+    found = (file.parent for file in path.rglob(RUN) if file.parent.name != CERTIFICATE)
+    folders = sorted(found, key=lambda p: _natural(str(p.relative_to(path))))
     if not folders:
         raise InputError(f"{path} contains no run: expected {RUN} in it or below it")
     return [(folder, str(folder.relative_to(path))) for folder in folders]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 from markupsafe import Markup
 
 from recarc.evaluation.saturation import Saturation
+from recarc.report.comparison import Comparison
 from recarc.report.curves import Curve, Series
 from recarc.report.rescoring import Rescoring
 
 T = TypeVar("T")
-WIDTH, HEIGHT, LOW = 560, 380, 190
+WIDTH, HEIGHT, LOW, ROW = 560, 380, 190, 42
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 16, 58
 MARKS = ("circle", "square", "diamond", "triangle", "cross", "ring", "bar")
 DASHES = {"floor": "2 4", "clean": "7 4", "best": "10 3 2 3"}
@@ -99,6 +101,49 @@ def saturation_svg(found: Saturation) -> Markup:
     parts.append(_group("rounds", "tight", band + _line(ends, "tight")))
     about = f"Points by which rounds of the search lowered the accuracy: {-100 * found.curve[-1]:.2f}. {found}."
     return _picture(Markup("").join(parts), "saturation", about, LOW)
+
+
+def forest_svg(comparison: Comparison, differences: bool) -> Markup:
+    """One line per ensemble with its 95 % interval: robust accuracies above their floors, or differences around 0."""
+    shown = [e for e in comparison.entries if not differences or e.difference is not None]
+    figures: list[Any] = [e.difference if differences else e.robust for e in shown]
+    ends = [end for f in figures for end in (f.low, f.high)]
+    ends += [] if differences else [e.floor.value for e in shown if e.floor is not None]
+    low, high = nice_range(min(ends), max(ends), differences)
+    height = TOP + ROW * len(shown) + BOTTOM
+
+    def at(value: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * (value - low) / (high - low), 1)
+
+    parts = []
+    for tick in np.linspace(low, high, 5):
+        sign = "+" if differences and tick > 1e-9 else ""
+        line = Markup('<line class="grid" x1="{x}" x2="{x}" y1="{}" y2="{}"/>').format(TOP, height - BOTTOM, x=at(tick))
+        text = Markup('<text x="{}" y="{}" class="tick middle">{}{:g}</text>')
+        parts += [line, text.format(at(tick), height - BOTTOM + 22, sign, round(100 * tick, 2))]
+    if differences:
+        zero = Markup('<line class="cursor" x1="{x}" x2="{x}" y1="{}" y2="{}"/>')
+        parts.append(zero.format(TOP, height - BOTTOM, x=at(0)))
+    for k, (entry, figure) in enumerate(zip(shown, figures)):
+        y = TOP + ROW * k + 32
+        name = Markup('<text x="{}" y="{}" class="tick">{}</text>').format(LEFT, y - 12, entry.name)
+        inside = _line([(at(figure.low), y), (at(figure.high), y)], "") + _mark(0, at(figure.value), y)
+        if entry.floor is not None and not differences:
+            inside += _mark(MARKS.index("bar"), at(entry.floor.value), y)
+        parts.append(_group(entry.name, entry.role, inside) + name)
+    label = f"robust accuracy minus that of {comparison.reference}, points" if differences else "robust accuracy, %"
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(Markup('<text x="{}" y="{}" class="label middle">{}</text>').format(middle, height - 10, label))
+    listed = "; ".join(f"{e.name} {f}" for e, f in zip(shown, figures))
+    return _picture(Markup("").join(parts), f"forest-{int(differences)}", f"{label}: {listed}.", height)
+
+
+def nice_range(low: float, high: float, around_zero: bool) -> tuple[float, float]:
+    """A range of fractions with round ends that holds both, and 0 if it is of differences."""
+    low, high = (min(low, 0.0), max(high, 0.0)) if around_zero else (low, high)
+    step = next(s for s in (0.002, 0.004, 0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 1.0) if (high - low) / s <= 6)
+    low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)
+    return (low, high) if high > low else (low, low + step)
 
 
 def _picture(inside: Markup, name: str, about: str, height: int = HEIGHT) -> Markup:

@@ -21,10 +21,11 @@ from markupsafe import Markup
 from recarc.atomic import write_all
 from recarc.errors import InputError, printable
 from recarc.evaluation.fingerprint import attack_text, eps_text
+from recarc.report.comparison import Comparison
 from recarc.report.content import MEMBER, Report
 from recarc.report.curves import Curve
 from recarc.report.gallery import colours, data_uri
-from recarc.report.svg import curve_svg, legend_mark, rescoring_svg, saturation_svg
+from recarc.report.svg import curve_svg, forest_svg, legend_mark, rescoring_svg, saturation_svg
 
 SPECIAL = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -56,6 +57,11 @@ def write_files(files: Mapping[Path, bytes]) -> list[Path]:
 
 def render(report: Report) -> str:
     """The page as text."""
+    return environment().get_template("page.html").render(r=report)
+
+
+def environment() -> Environment:
+    """Where templates find their filters, drawings and assets; every value is escaped."""
     environment = Environment(
         loader=PackageLoader("recarc.report"),
         autoescape=True,
@@ -67,6 +73,7 @@ def render(report: Report) -> str:
     environment.filters |= {"percent": percent, "points": points, "eps": eps_text, "pretty": pretty}
     environment.globals |= {
         "curve_svg": curve_svg,
+        "forest_svg": forest_svg,
         "rescoring_svg": rescoring_svg,
         "saturation_svg": saturation_svg,
         "legend_mark": legend_mark,
@@ -79,7 +86,7 @@ def render(report: Report) -> str:
         "attack_text": attack_text,
         "MEMBER": MEMBER,
     }
-    return environment.get_template("page.html").render(r=report)
+    return environment
 
 
 class Rules:
@@ -155,8 +162,13 @@ class Table:
         return "\n".join([_plain(self.caption), "", lines[0], f"| {' | '.join(rule)} |", *lines[1:]]) + "\n"
 
 
+def comparison_table(comparison: Comparison) -> Table:
+    notes = "".join(f"; {note}" for note in comparison.notes)
+    return Table("ensembles", f"{comparison.caption}{notes}", comparison.head, comparison.rows)
+
+
 def tables(report: Report) -> list[Table]:
-    """Attacks, members, cross-robustness, and one per sweep."""
+    """Attacks, members, several ensembles, cross-robustness, and one per sweep."""
     facts = ", ".join(f"{name} {value}" for name, value in report.facts)
     rows = [
         [r.name, _percent(r.estimate.value), f"{_percent(r.estimate.low)}-{_percent(r.estimate.high)}", _above(r.above)]
@@ -170,6 +182,7 @@ def tables(report: Report) -> list[Table]:
     ]
     head = [MEMBER, "alpha", "clean (%)", "alone (%)", f"on {report.main.label}'s inputs (%)"]
     made.append(Table("members", f"Members; {facts}", head, members))
+    made += [comparison_table(report.comparison)] if report.comparison else []
     for name, matrix in zip(file_names("cross_robustness", [""] * len(report.matrices)), report.matrices):
         head = [MEMBER, *(f"against {j}" for j in matrix.columns)]
         rows = [[f"member {i}", *map(_percent, values)] for i, values in enumerate(matrix.values)]

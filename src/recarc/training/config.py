@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from recarc.data.catalog import named, statistics
 from recarc.data.imageset import ImageSet
 from recarc.data.loading import load
 from recarc.ensemble import RandomizedEnsemble, validated_alpha
-from recarc.errors import InputError, unknown
+from recarc.errors import InputError
+from recarc.evaluation.fingerprint import describe, fingerprint
 from recarc.geometry import Ball, Norm, odd_scale
-from recarc.models.registry import build, names
+from recarc.models.registry import build, maker, own_architecture
 from recarc.models.store import check_member, load_ensemble, read_manifest
 from recarc.training.method import Method
 from recarc.training.methods import method_named
@@ -68,13 +69,20 @@ class TrainingConfig:
             "seed": self.seed,
             "recipe": {"name": self.recipe_name, **self.recipe.to_json()},
             "start": [_weights_hash(member) for member in self.pretrained],
+            **self._own_code(),
         }
+
+    def _own_code(self) -> dict[str, str]:
+        """What tells code of the user's own from an edited version of it."""
+        parts: tuple[Any, ...] = (type(self.method), maker(self.arch))
+        own = [part for part in parts if not str(part.__module__).startswith("recarc.")]
+        return {"own_code": fingerprint(describe([self.method, *own]))[:16]} if own else {}
 
 
 def configure(
     method: str | Method,
     data: str | Path | ImageSet,
-    arch: str,
+    arch: str | Callable[..., nn.Module],
     *,
     norm: str | float | Norm | None,
     eps: float | None,
@@ -96,9 +104,8 @@ def configure(
         raise InputError(
             f"method is {chosen!r}; expected a name, or an instance of a subclass of recarc.training.Method"
         )
-    if arch not in names():
-        raise unknown("architecture", arch, names())
-    pretrained = _members_of(start)
+    arch = own_architecture(arch, trust_code, saved)
+    pretrained = _members_of(start, trust_code)
     count = members if members is not None else max(chosen.default_members, len(pretrained))
     if not isinstance(count, int) or count < chosen.min_members:
         raise InputError(f"members is {count!r}; {chosen.name} needs a whole number >= {chosen.min_members}")
@@ -176,11 +183,13 @@ def normalisation(data: ImageSet) -> tuple[Sequence[float], Sequence[float]]:
     return x.mean((0, 2, 3)).tolist(), x.std((0, 2, 3)).clamp(min=1e-3).tolist()
 
 
-def _members_of(start: str | Path | RandomizedEnsemble | Sequence[nn.Module] | None) -> tuple[nn.Module, ...]:
+def _members_of(
+    start: str | Path | RandomizedEnsemble | Sequence[nn.Module] | None, trust_code: bool
+) -> tuple[nn.Module, ...]:
     if start is None:
         return ()
     if isinstance(start, str | Path):
-        start = load_ensemble(start)
+        start = load_ensemble(start, trust_code=trust_code)
     if isinstance(start, nn.Module) and not isinstance(start, RandomizedEnsemble):
         raise InputError(f"start is a single {type(start).__name__}; give a list of members, such as [member]")
     members = []

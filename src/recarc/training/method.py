@@ -60,6 +60,7 @@ class Method:
     joint: ClassVar[bool] = False  # all members are trained at once, by one loss
     needs_ball: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
+    half_precision: ClassVar[bool] = True  # can be trained in bfloat16
     reads_features: ClassVar[bool] = False  # `perturb` looks at layers inside the victims: no folded copies
     differentiates_twice: ClassVar[bool] = False  # `perturb` takes second derivatives: no fused copies
     needs_input_gradient: ClassVar[bool] = False  # `after_update` gets the gradient of the loss in the perturbed batch
@@ -140,6 +141,7 @@ class StepContext:
     alpha: Tensor
     start_noise: Tensor | None = None
     buffers: dict[str, Tensor] = field(default_factory=dict)
+    progress: float = 1.0  # the part of the run that is done; a step that reads it cannot be captured
     host_generator: torch.Generator | None = None  # for draws that steer Python; such a step cannot be captured
 
     @property

@@ -122,7 +122,7 @@ def _fast(data: str, arch: str) -> Recipe:
             validation=138,
             validate_every=4,
         )
-    small = arch in ("resnet20", "cnn", "mobilenetv1", "linear")
+    small = arch in ("resnet20", "cnn", "mobilenetv1", "linear", "mlp")
     # A small net underfits in adversarial training: little weight decay and a high peak rate serve it best.
     base = Recipe(
         epochs=110 if small else 30,

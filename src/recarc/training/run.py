@@ -34,7 +34,7 @@ from recarc.training.stage_trainer import StageTrainer, weights_of
 def train(
     method: str | Method,
     data: str | Path | ImageSet,
-    arch: str = "resnet20",
+    arch: str | Callable[..., nn.Module] = "resnet20",
     *,
     norm: str | float | Norm | None = None,
     eps: float | None = None,
@@ -57,8 +57,9 @@ def train(
 ) -> RandomizedEnsemble:
     """Train an ensemble and, with `out`, save it as an ensemble folder; after a crash, the same call resumes.
 
-    `method` is a name, with `trust_code` also `package.module:Class`, or a `Method` of your own. `changes` replaces
-    fields of the recipe (epochs, lr, ...). `start` provides the first members (bat) or the baseline (dverge) as an
+    `method` is a name, with `trust_code` also `package.module:Class`, or a `Method` of your own; `arch` is likewise a
+    name, `package.module:function`, or a function of (classes, channels, image_size). `changes` replaces fields of
+    the recipe (epochs, lr, ...). `start` provides the first members (bat) or the baseline (dverge) as an
     ensemble or its folder. `confirm` accepts an eps of an unlikely scale. `say=None` is silent. Everything is checked
     before anything is computed.
 

@@ -101,6 +101,8 @@ def fit_to_method(
 ) -> None:
     if execution.speed.cuda_graph and not method.capturable:
         execution.switch_off("cuda_graph", f"{method.name} makes decisions in Python during a step")
+    if execution.speed.bf16 and not method.half_precision:
+        execution.switch_off("bf16", f"{method.name} needs float32" if requested.bf16 else None)
     if execution.speed.fold:
         reason = foldable(model)
         if attack_mode != "eval":

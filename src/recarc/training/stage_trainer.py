@@ -96,6 +96,7 @@ class StageTrainer:
         start = place * self.recipe.batch
         rows = self._order[1][start + self.share.start : start + self.share.stop]
         self.data.fetch(rows, self.pixels, self.labels)
+        self.context.progress = step / steps
         self.lr.fill_(self.recipe.learning_rate(step, steps))
         self.decay.fill_(self.recipe.average_decay(step))
 

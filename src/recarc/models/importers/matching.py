@@ -54,7 +54,8 @@ class Imported:
         kinds = ", ".join(sorted({spec.architecture for spec in self.members}))
         alpha = ", ".join(f"{a:.6g}" for a in self.alpha)
         known = f"this is {self.known_as}: " if self.known_as else ""
-        return f"{known}{len(self.members)} member(s) ({kinds}), alpha {alpha} ({self.alpha_from}) -> {self.path}"
+        members = "1 member" if len(self.members) == 1 else f"{len(self.members)} members"
+        return f"{known}{members} ({kinds}), alpha {alpha} ({self.alpha_from}) -> {self.path}"
 
 
 def import_checkpoint(

@@ -1,0 +1,200 @@
+"""What an entry must pass before it becomes a row: its run is judged again, and part of it attacked again."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recarc.attacks import Tight
+from recarc.board.rows import Board, Row, row_of
+from recarc.ensemble import RandomizedEnsemble, frozen
+from recarc.errors import InputError
+from recarc.evaluation.engine import evaluate
+from recarc.evaluation.fingerprint import eps_text, module_hash
+from recarc.evaluation.intervals import paired_interval
+from recarc.evaluation.run_folder import RunFolder
+from recarc.evaluation.samples import Samples
+from recarc.geometry import Ball
+from recarc.models import load_ensemble, read_manifest
+from recarc.models.store import ensemble_folder
+from recarc.report.gallery import attacked_samples
+from recarc.report.runs import Run, load_runs
+
+AGAIN = 64  # samples that are attacked again
+AGREES = 0.001  # by how much the accuracy of the saved inputs may differ on another machine
+PRESETS = ("standard", "thorough")
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An ensemble and its run, as they were handed in."""
+
+    run: Run
+    ensemble: RandomizedEnsemble
+    made_by: dict[str, object]
+    samples: Samples
+
+    @property
+    def ball(self) -> Ball:
+        box = self.run.ball.get("box")
+        return Ball(str(self.run.ball["norm"]), float(self.run.eps or 0.0), None if box is None else tuple(box))
+
+
+def check_entry(
+    path: str | Path,
+    board: Board,
+    ensemble: str | Path | None = None,
+    average: str | Path | None = None,
+    method: str | None = None,
+    data_dir: str | Path | None = None,
+    device: torch.device | str = "cpu",
+    again: int = AGAIN,
+    seed: int | None = None,
+) -> Row:
+    """The row of a run on the board's data; an InputError of one line says why there is none.
+
+    The weights must be those of the run; saved inputs are judged again in float32; `again` samples, drawn now, are
+    attacked again by `Tight`, which must not find clearly more than the run did.
+    """
+    run = one_run(path)
+    check_run(run, board)
+    folder = ensemble_folder(ensemble if ensemble is not None else run.ensemble)
+    rec = load_ensemble(folder, device).with_alpha(run.alpha)
+    made_by = dict(read_manifest(folder).made_by)
+    check_members(run, rec)
+    entry = Entry(run, rec, made_by, attacked_samples(run.data, data_dir))
+    judged = judged_again(entry)
+    drawn = secrets.randbits(32) if seed is None else seed
+    attacked = attacked_again(entry, again, drawn)
+    machine = made_by.get("machine")
+    provenance = {
+        "command": run.command,
+        **{key: run.environment.get(key) for key in ("commit", "hardware", "torch", "recarc")},
+        "run": run.evaluation.configuration.get("attack"),
+        "precision": run.configuration.get("precision"),
+        "weights": run.configuration["members"],
+        "trained": {key: made_by[key] for key in ("method", "arch", "norm", "seed", "commit") if key in made_by},
+        "trained_on": machine.get("device") if isinstance(machine, dict) else None,
+        "seed": made_by.get("seed", 0),
+        "checked": {"inputs": judged, "attacked_again": attacked},
+    }
+    seconds = made_by.get("seconds")
+    return row_of(
+        run,
+        method or str(made_by.get("method") or folder.name),
+        None if average is None else one_run(average),
+        flops=flops(rec, entry.samples),
+        minutes=float(seconds) / 60 if isinstance(seconds, (int, float)) else None,
+        provenance=provenance,
+    )
+
+
+def one_run(path: str | Path) -> Run:
+    """The one run in a folder or below it; of several, the tight one on the most samples."""
+    runs = [run for run in load_runs([path]) if run.evaluation.alone is not None]
+    if not runs:
+        raise InputError(f"{path} has no run of a tight attack; make one: recarc evaluate ... --attack tight --out DIR")
+    return max(runs, key=lambda run: len(run.evaluation))
+
+
+def check_run(run: Run, board: Board) -> None:
+    """On the board's problem, finished, by an attack that is strong enough, of members that repeat themselves."""
+    data, norm = (run.data.get("name"), run.data.get("split")), str(run.ball.get("norm"))
+    if data != (board.data, board.split):
+        raise InputError(f"{run.name} is on {run.data_text}; this board is on {board.data} {board.split}")
+    if norm not in board.eps or run.eps is None or abs(run.eps - board.eps[norm]) > 1e-9:
+        balls = " and ".join(f"{name} eps {eps_text(eps)}" for name, eps in board.eps.items())
+        raise InputError(f"{run.name} is in {run.ball_text}; this board is in {balls}")
+    if run.ball.get("box") != [0.0, 1.0]:
+        raise InputError(f"{run.name} has the box {run.ball.get('box')}; this board has images in [0, 1]")
+    if not run.evaluation.complete:
+        raise InputError(f"{run.name} is not finished; rerun its command to resume")
+    if run.evaluation.preset not in PRESETS:
+        raise InputError(f"{run.name} used the preset {run.evaluation.preset}; a row needs {' or '.join(PRESETS)}")
+    if None in RunFolder.open(run.evaluation.path or run.name).first_logits:
+        raise InputError(f"a member of {run.name} is random: it gives one input different logits, so nothing is exact")
+
+
+def check_members(run: Run, rec: RandomizedEnsemble) -> None:
+    found = [module_hash(member) for member in rec.members if isinstance(member, nn.Module)]
+    saved = run.configuration.get("members")
+    if found != saved:
+        raise InputError(f"the weights are not those that {run.name} attacked: they changed since, or are another's")
+
+
+def judged_again(entry: Entry) -> str:
+    """The saved inputs, inside the ball and the box, give the run's accuracy again; or that there are none."""
+    run, worst, right = entry.run, 0.0, []
+    if not run.configuration.get("save_inputs"):
+        return "not saved"
+    for rows, x_adv in saved_inputs(run):
+        x, y = (t.to(entry.ensemble.device_of_members()) for t in entry.samples.batch(rows))
+        x_adv = x_adv.to(x.device)
+        excess = entry.ball.violation(x.double(), x_adv.double()) - entry.ball.tolerance(x.double())
+        worst = max(worst, float(excess.max()))
+        with frozen(entry.ensemble):
+            right.append(entry.ensemble.expected_accuracy(x_adv, y).cpu().numpy())
+    if worst > 0:
+        raise InputError(f"the saved inputs of {run.name} leave the ball or the box, by {worst:.3g}")
+    accuracy = float(np.concatenate(right).mean())
+    if abs(accuracy - run.evaluation.robust_accuracy) > AGREES:
+        raise InputError(
+            f"judged again, the saved inputs of {run.name} leave {100 * accuracy:.2f} %, "
+            f"not {100 * run.evaluation.robust_accuracy:.2f} %"
+        )
+    return f"{100 * accuracy:.2f} % again"
+
+
+def saved_inputs(run: Run) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Batches of (rows, adversarial inputs); files that differ from their checksum are refused."""
+    from safetensors.torch import load_file
+
+    assert run.evaluation.path is not None
+    folder = RunFolder.open(run.evaluation.path)
+    for k in range(folder.shards):
+        try:
+            folder.read(k, inputs=True)
+            x_adv = load_file(folder.file(k, "inputs.safetensors"))["x_adv"][:, 0]
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"the inputs of {run.name} are damaged ({error}); rerun its command") from None
+        rows = np.array(folder.rows_of(k))
+        for start in range(0, len(rows), BATCH):
+            yield rows[start : start + BATCH], x_adv[start : start + BATCH]
+
+
+def attacked_again(entry: Entry, count: int, seed: int) -> str:
+    """Attack some samples once more; the run must not claim clearly more than is found now."""
+    total = len(entry.samples)
+    rows = np.sort(np.random.default_rng(seed).choice(total, min(count, total), replace=False))
+    x, y = entry.samples.batch(rows)
+    found = evaluate(entry.ensemble, Tight(), (x, y), entry.ball, progress=False)
+    excess = entry.run.evaluation.robust_scores[rows] - found.robust_scores
+    said, now = (
+        100 * float(scores.mean()) for scores in (entry.run.evaluation.robust_scores[rows], found.robust_scores)
+    )
+    if paired_interval(excess)[0] > 0 and excess.any():
+        raise InputError(
+            f"attacked again, {len(rows)} samples of {entry.run.name} keep {now:.2f} % where the run says {said:.2f} %"
+        )
+    return f"{len(rows)} samples (seed {seed}): {now:.2f} %, in the run {said:.2f} %"
+
+
+def flops(rec: RandomizedEnsemble, samples: Samples) -> float | None:
+    """Expected floating-point operations of one query."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x = samples.batch(np.arange(1))[0].to(rec.device_of_members())
+    total = 0.0
+    with frozen(rec), torch.no_grad():
+        for probability, member in zip(rec.alpha.tolist(), rec.members):
+            with FlopCounterMode(display=False) as counter:
+                member(x)
+            total += probability * counter.get_total_flops()
+    return total

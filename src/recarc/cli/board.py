@@ -1,0 +1,100 @@
+"""`recarc board`: the board of randomized ensembles, and entries by others."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recarc.cli import options
+from recarc.cli.output import percent, print_json, print_line, print_table
+
+board = typer.Typer(name="board", help="Does randomizing help? One row per ensemble.", no_args_is_help=True)
+BoardOption = Annotated[Path, typer.Option("--board", help="The board's file; made if there is none.")]
+FILE = Path("board.json")
+
+
+@board.command("add")
+def add(
+    run: Annotated[Path, typer.Argument(help="A run folder of `recarc evaluate --attack tight`, or a folder of runs.")],
+    ensemble: Annotated[
+        Path | None, typer.Option(help="The ensemble folder, if it is no longer where the run's command had it.")
+    ] = None,
+    average: Annotated[
+        Path | None, typer.Option(help="The run of `recarc evaluate --average`: the members' averaged probabilities.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="Name of the method; by default how it was trained.")] = None,
+    again: Annotated[int, typer.Option(help="Samples to attack again.")] = 64,
+    board_file: BoardOption = FILE,
+    data_dir: options.DataDirOption = None,
+    device: options.DeviceOption = "auto",
+    json_: options.JsonOption = False,
+) -> None:
+    """Check an ensemble and its run, and add its row to the board; or say in one line why not.
+
+    The weights must be those of the run. Saved inputs (`--save-inputs`) are judged again in float32, and samples drawn
+    now are attacked again.
+
+    Example: `recarc board add runs/mine --board board.json`
+    """
+    from recarc.board.entry import check_entry
+    from recarc.board.rows import Board, add_row
+    from recarc.errors import InputError
+    from recarc.runtime import use_device
+
+    if again < 1:
+        raise InputError(f"--again is {again}; expected a number of samples >= 1")
+    row = check_entry(
+        run, Board.read(board_file), ensemble, average, method, data_dir, device=use_device(device), again=again
+    )
+    rows = len(add_row(board_file, row).rows)
+    if json_:
+        print_json({"board": str(board_file), "rows": rows, "row": asdict(row)})
+        return
+    gain = f"{100 * row.gain['value']:+.2f} points [{100 * row.gain['low']:+.2f}, {100 * row.gain['high']:+.2f}]"
+    print_line(f"{row.name}: {percent(row.tight['value'])} %, {gain} over its best member alone; {row.verdict}")
+    for what, found in row.provenance["checked"].items():
+        print_line(f"{what.replace('_', ' ')}: {found}")
+    print_line(f"{board_file}: {rows} {'row' if rows == 1 else 'rows'}")
+
+
+@board.command("show")
+def show(
+    board_file: BoardOption = FILE,
+    page: Annotated[Path | None, typer.Option(help="Also write the board as a static page.")] = None,
+    json_: options.JsonOption = False,
+) -> None:
+    """Print the board, and the answer to its question.
+
+    Example: `recarc board show --board board.json --page board.html`
+    """
+    from recarc.board.page import write_board
+    from recarc.board.rows import Board
+    from recarc.errors import InputError
+
+    if not board_file.exists():
+        raise InputError(f"{board_file} does not exist; `recarc board add RUN` makes it")
+    content = Board.read(board_file)
+    if page is not None:
+        write_board(content, page)
+    if json_:
+        print_json({**asdict(content), "answer": content.answer, "page": None if page is None else str(page)})
+        return
+    head = ["ensemble", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "vote", "verdict"]
+    rows = [
+        [
+            row.name,
+            *(percent(v) for v in (row.clean, row.adaptive_pgd, row.arc, row.tight["value"], row.floor)),
+            percent(row.best_member),
+            f"{100 * row.gain['value']:+.2f}",
+            percent(row.vote),
+            row.verdict,
+        ]
+        for row in content.rows
+    ]
+    print_table(head, rows)
+    print_line(content.answer)
+    if page is not None:
+        print_line(f"{page}: open it in a browser")

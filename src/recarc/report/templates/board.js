@@ -1,0 +1,47 @@
+"use strict";
+(() => {
+  const all = (selector, root = document) => Array.from(root.querySelectorAll(selector));
+  const table = document.querySelector(".board"), rows = all("tbody", table), shown = document.getElementById("shown");
+
+  // Light and dark, as on the report's page.
+  const root = document.documentElement;
+  const remembered = { get: () => { try { return localStorage.getItem("recarc-theme"); } catch { return null; } },
+                       set: (value) => { try { localStorage.setItem("recarc-theme", value); } catch { /* private mode */ } } };
+  if (remembered.get()) root.dataset.theme = remembered.get();
+  document.getElementById("theme").addEventListener("click", () => {
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = dark ? "light" : "dark";
+    remembered.set(root.dataset.theme);
+  });
+
+  // Filters.
+  const filters = ["norm", "members"].map((name) => document.getElementById(name));
+  const filter = () => {
+    for (const row of rows) row.hidden = filters.some((choice) => choice.value && row.dataset[choice.id] !== choice.value);
+    shown.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`;
+  };
+  filters.forEach((choice) => choice.addEventListener("change", filter));
+  filter();
+
+  // A click on a heading sorts, another one turns the order round.
+  for (const button of all("thead button", table)) {
+    button.addEventListener("click", () => {
+      const head = button.closest("th"), key = button.dataset.sort;
+      const first = key === "method" ? "ascending" : "descending", other = first === "ascending" ? "descending" : "ascending";
+      const order = head.getAttribute("aria-sort") === first ? other : first, sign = order === "ascending" ? 1 : -1;
+      all("thead th[aria-sort]", table).forEach((cell) => cell.setAttribute("aria-sort", "none"));
+      head.setAttribute("aria-sort", order);
+      const compare = (a, b) => (key === "method" ? a.dataset.method.localeCompare(b.dataset.method) : Number(a.dataset[key]) - Number(b.dataset[key]));
+      rows.sort((a, b) => sign * compare(a, b)).forEach((row) => table.append(row));
+    });
+  }
+
+  // Details of a row.
+  for (const button of all(".open", table)) {
+    button.addEventListener("click", () => {
+      const detail = document.getElementById(button.getAttribute("aria-controls"));
+      detail.hidden = !detail.hidden;
+      button.setAttribute("aria-expanded", String(!detail.hidden));
+    });
+  }
+})();

@@ -1,0 +1,177 @@
+"""The board: rows that follow from the records, and entries that are checked before they count."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recarc import Ball, InputError, RandomizedEnsemble, Tight, evaluate, load_ensemble, save_ensemble
+from recarc.board import entry
+from recarc.board.rows import Board, Row, add_row, row_of, vote_scores
+from recarc.cli.app import run
+from recarc.data import load
+from recarc.evaluation import Evaluation
+from recarc.evaluation.records import Records
+from recarc.report.runs import load_runs
+
+DIGITS = Board("digits", "test", {"linf": 0.1})
+SAMPLES = 12
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is attacked again here needs no strong attack."""
+    monkeypatch.setattr(entry, "Tight", lambda: Tight("quick", steps=4))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A board on digits, an ensemble and its run with saved inputs."""
+    folder = tmp_path_factory.mktemp("board")
+    DIGITS.write(folder / "board.json")
+    rec = load_ensemble("zoo:bat-cnn-digits")
+    save_ensemble(rec, folder / "mine", made_by={"method": "bat", "seconds": 30.0, "seed": 0})
+    data = load("digits", "test", limit=SAMPLES)
+    evaluate(rec, Tight(steps=2), data, Ball("linf", 0.1), out=folder / "run", save_inputs=True, progress=False)
+    return folder
+
+
+def added(folder: Path, board: Board = DIGITS, name: str = "run") -> Row:
+    return entry.check_entry(folder / name, board, folder / "mine", again=6, seed=1)
+
+
+def test_an_entry_becomes_a_row(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add = ["board", "add", f"{folder / 'run'}", "--ensemble", f"{folder / 'mine'}", "--again", "6"]
+    assert run([*add, "--board", f"{folder / 'board.json'}"]) == 0
+    assert "saved inputs" not in capsys.readouterr().err
+    (row,) = Board.read(folder / "board.json").rows
+    result = Evaluation.load(folder / "run")
+    assert (row.method, row.norm, row.members, row.samples) == ("bat", "linf", 2, SAMPLES)
+    assert row.tight["value"] == result.robust_accuracy and row.floor == result.floor
+    assert result.alone is not None
+    assert row.best_member == result.alone.mean(1).max()
+    assert row.gain["low"] <= row.gain["value"] <= row.gain["high"]
+    assert row.gain["value"] == pytest.approx(row.tight["value"] - row.best_member)
+    assert row.most >= row.gain["value"] - 1e-9 and row.gain_at_floor <= row.gain["value"] + 1e-9
+    assert row.flops is not None and row.flops > 1e4 and row.minutes == 0.5
+    assert row.provenance["checked"]["inputs"].endswith("again")
+
+    page = folder / "board.html"
+    assert run(["board", "show", "--board", f"{folder / 'board.json'}", "--page", f"{page}", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert shown["rows"][0]["method"] == "bat" and "The largest gain" in shown["answer"]
+    assert "bat, linf, M = 2" in page.read_text() and page.read_text().count("<tbody") == 1
+
+
+def test_a_second_entry_of_the_same_name_replaces_the_first(folder: Path, tmp_path: Path) -> None:
+    row = row_of(load_runs([folder / "run"])[0], "bat")
+    add_row(tmp_path / "b.json", row)
+    board = add_row(tmp_path / "b.json", replace(row, clean=0.5))
+    assert [r.clean for r in board.rows] == [0.5]
+    assert len(add_row(tmp_path / "b.json", replace(row, method="iat")).rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("board", "why"),
+    [
+        (Board(), "this board is on cifar10 test"),
+        (replace(DIGITS, eps={"linf": 0.2}), "this board is in linf eps 0.2"),
+        (replace(DIGITS, eps={"l2": 0.1}), "this board is in l2 eps 0.1"),
+    ],
+)
+def test_entries_on_another_problem_are_refused(folder: Path, board: Board, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        added(folder, board)
+
+
+def test_changed_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    rec = load_ensemble("zoo:bat-cnn-digits")
+    with torch.no_grad():
+        next(rec.modules_of_members[1].parameters()).mul_(1.0001)
+    save_ensemble(rec, tmp_path / "mine")
+    with pytest.raises(InputError, match="the weights are not those that run attacked"):
+        entry.check_entry(folder / "run", DIGITS, tmp_path / "mine")
+
+
+def test_a_weak_or_unfinished_run_is_refused(folder: Path, tmp_path: Path) -> None:
+    rec, data = load_ensemble("zoo:bat-cnn-digits"), load("digits", "test", limit=4)
+    evaluate(rec, Tight("quick", steps=2), data, Ball("linf", 0.1), out=tmp_path / "quick", progress=False)
+    with pytest.raises(InputError, match="preset quick; a row needs standard or thorough"):
+        added(folder, name=str(tmp_path / "quick"))
+    given = load_runs([folder / "run"])[0]
+    given.evaluation.expected_samples = SAMPLES + 1
+    with pytest.raises(InputError, match="not finished"):
+        entry.check_run(given, DIGITS)
+
+
+def test_random_members_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = entry.RunFolder.open(folder / "run")
+    opened.first_logits = [None, opened.first_logits[1]]
+    monkeypatch.setattr(entry.RunFolder, "open", lambda path: opened)
+    with pytest.raises(InputError, match="is random"):
+        entry.check_run(load_runs([folder / "run"])[0], DIGITS)
+
+
+def handed_in(folder: Path) -> entry.Entry:
+    found = load_runs([folder / "run"])[0]
+    return entry.Entry(found, load_ensemble(folder / "mine"), {}, load("digits", "test", limit=SAMPLES))
+
+
+def test_inputs_outside_the_ball_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry.Entry, "ball", Ball("linf", 0.09))
+    with pytest.raises(InputError, match=r"leave the ball or the box, by 0\.01"):
+        entry.judged_again(handed_in(folder))
+
+
+def test_inputs_that_do_not_give_the_figure_are_refused(folder: Path) -> None:
+    given = handed_in(folder)
+    given.run.evaluation.records.adversarial[:] = given.run.evaluation.records.clean
+    with pytest.raises(InputError, match="judged again, the saved inputs of run leave"):
+        entry.judged_again(given)
+
+
+def test_damaged_inputs_are_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run")
+    (file,) = (tmp_path / "run").glob("*.inputs.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(InputError, match="damaged"):
+        entry.check_entry(tmp_path / "run", DIGITS, folder / "mine")
+
+
+def test_a_run_that_claims_more_than_is_found_again_is_refused(folder: Path) -> None:
+    given = handed_in(folder)
+    given.run.evaluation.records.adversarial[:] = given.run.evaluation.labels
+    with pytest.raises(InputError, match="attacked again, 12 samples of run keep"):
+        entry.attacked_again(given, SAMPLES, 0)
+
+
+def test_a_damaged_board_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("{", "[]", '{"format": 1, "rows": [{}], "data": "d", "split": "s", "eps": {}}'):
+        (tmp_path / "b.json").write_text(text)
+        assert run(["board", "show", "--board", f"{tmp_path / 'b.json'}"]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_vote_at_the_worst_point_kept() -> None:
+    """Three members, labels 0: sample 0 keeps a majority, sample 1 loses it, sample 2 is a tie of three."""
+    clean = np.zeros((3, 3), dtype=np.int16)
+    attacked = np.array([[1, 1, 0], [0, 1, 1], [0, 0, 2]], dtype=np.int16)
+    records = Records(
+        np.arange(3), np.zeros(3, np.int16), clean, attacked[None], np.zeros((1, 3), np.float32), np.ones(1)
+    )
+    assert vote_scores(Evaluation(records, np.full(3, 1 / 3))).tolist() == [1, 0, 1 / 3]
+
+
+def test_averaged_probabilities() -> None:
+    rec = RandomizedEnsemble([torch.nn.Linear(3, 4), torch.nn.Linear(3, 4)], [0.25, 0.75])
+    x = torch.randn(5, 3)
+    one, other = (member(x).softmax(1) for member in rec.modules_of_members)
+    torch.testing.assert_close(rec.averaged().logits(x)[0].exp(), 0.25 * one + 0.75 * other)
