@@ -283,6 +283,7 @@ def meet(backend: str, timeout: timedelta | None = None) -> Heartbeat:
     timer.start()
     try:
         store, rank, world = next(iter(dist.rendezvous("env://")))
+        store = without_prefix(store)
         fresh = dist.PrefixStore(common_key(store, rank, world), store)
         dist.init_process_group(backend, store=fresh, rank=rank, world_size=world, timeout=timeout)
     finally:
@@ -290,31 +291,38 @@ def meet(backend: str, timeout: timedelta | None = None) -> Heartbeat:
     return Heartbeat(fresh, rank, world)
 
 
+def without_prefix(store: Any) -> Any:
+    """torch puts the number of restarts before every key: on two nodes of which one was started again, two numbers."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
+
+
 def common_key(store: Any, rank: int, world: int) -> str:
     """A key that all ranks of this meeting share, and no earlier process of theirs.
 
     Every rank says hello with a word of its own; rank 0 chooses the key and lists whose hello it heard. What earlier
-    processes left in the store is of no use: a rank takes the key only from a list that holds its present word.
+    processes left in the store is of no use: a rank takes the key only from a list that holds its present word. What
+    they still write before they end is written over.
     """
-    word, others, listed = secrets.token_hex(8), range(1, world), [""]
+    word, others = secrets.token_hex(8), range(1, world)
     deadline = time.monotonic() + ARRIVED
 
     def read(name: str) -> str:
         return store.get(f"recarc {name}").decode() if store.check([f"recarc {name}"]) else "-"
 
-    if rank:
-        store.set(f"recarc hello {rank}", word)
     while time.monotonic() < deadline:
         if rank:
+            if read(f"hello {rank}") != word:
+                store.set(f"recarc hello {rank}", word)
             key, *heard = read("key").split()
             if len(heard) == world - 1 and heard[rank - 1] == word:
                 store.set(f"recarc agreed {rank}", key)
                 return f"recarc {key}"
         else:
-            heard = [read(f"hello {r}") for r in others]
-            if heard != listed:
-                store.set("recarc key", " ".join([word, *heard]))
-                listed = heard
+            told = " ".join([word, *(read(f"hello {r}") for r in others)])
+            if read("key") != told:
+                store.set("recarc key", told)
             if all(read(f"agreed {r}") == word for r in others):
                 return f"recarc {word}"
         time.sleep(0.02)
