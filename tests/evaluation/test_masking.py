@@ -160,8 +160,9 @@ def test_a_larger_ball_that_is_harder_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("name", ["softmax(50 f)", "8 levels, leak", "ripple"])
-def test_tight_reacts(name: str, tmp_path: Path) -> None:
+def test_tight_reacts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a few images of the plain network, where gradients see next to nothing; a resumed run reacts alike."""
+    monkeypatch.setattr(tight, "SEARCH", 200)
     torch.manual_seed(0)
     x, y = (part[:16] for part in digits("test"))
     member, attack = MASKED[name](0), Tight("quick", steps=2)
