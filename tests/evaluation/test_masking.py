@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from runs import problem
+from runs import problem, shorten_tight
 
 from paper.gallery import HONEST, MASKED, digits
 from recarc import Ball, Evaluation, RandomizedEnsemble, Tight, Verdict, evaluate
@@ -112,10 +111,7 @@ def test_gradients_that_lead_down_but_not_to_the_boundary(member: Any, name: str
 
 
 def test_honest_members_stay_conclusive(monkeypatch: pytest.MonkeyPatch) -> None:
-    standard = tight.PRESETS["standard"]
-    assert standard.challenge is not None
-    short = replace(standard.challenge, steps=5, queries=20, smooth_steps=2)
-    monkeypatch.setitem(tight.PRESETS, "standard", replace(standard, challenge=short))
+    shorten_tight(monkeypatch)
     members = [HONEST["adversarially trained"](0), HONEST["plain"](0)]
     found = verdict_on(RandomizedEnsemble(members, [0.9, 0.1]), Tight(steps=2, challenge=1))
     assert found.conclusive and found.doubts == [] and found.signals == ()
