@@ -26,12 +26,14 @@ def problem(count: int = 40, members: int = 3) -> tuple[RandomizedEnsemble, tupl
 
 
 def shorten_tight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The standard preset with all of its stages, but short rounds of Climb and a short challenge."""
+    """The standard preset with all of its stages, each of them short."""
     standard = PRESETS["standard"]
     assert standard.challenge is not None
     challenge = replace(standard.challenge, steps=5, queries=20, smooth_steps=2)
-    climb = replace(standard.climb, round_steps=10, targets=2)
-    monkeypatch.setitem(PRESETS, "standard", replace(standard, climb=climb, challenge=challenge))
+    climb = replace(standard.climb, steps=5, round_steps=5, targets=2)
+    members = tuple(replace(attack, steps=5) for attack in standard.members)
+    short = replace(standard, members=members, climb=climb, lattice_steps=5, challenge=challenge)
+    monkeypatch.setitem(PRESETS, "standard", short)
 
 
 def subprocess_environment(**more: str) -> dict[str, str]:
