@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from runs import problem
+from runs import problem, shorten_tight
 
 from paper.gallery import HONEST, MASKED, digits
 from recarc import Ball, Evaluation, RandomizedEnsemble, Tight, Verdict, evaluate
@@ -112,10 +111,7 @@ def test_gradients_that_lead_down_but_not_to_the_boundary(member: Any, name: str
 
 
 def test_honest_members_stay_conclusive(monkeypatch: pytest.MonkeyPatch) -> None:
-    standard = tight.PRESETS["standard"]
-    assert standard.challenge is not None
-    short = replace(standard.challenge, steps=5, queries=20, smooth_steps=2)
-    monkeypatch.setitem(tight.PRESETS, "standard", replace(standard, challenge=short))
+    shorten_tight(monkeypatch)
     members = [HONEST["adversarially trained"](0), HONEST["plain"](0)]
     found = verdict_on(RandomizedEnsemble(members, [0.9, 0.1]), Tight(steps=2, challenge=1))
     assert found.conclusive and found.doubts == [] and found.signals == ()
@@ -160,8 +156,9 @@ def test_a_larger_ball_that_is_harder_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("name", ["softmax(50 f)", "8 levels, leak", "ripple"])
-def test_tight_reacts(name: str, tmp_path: Path) -> None:
+def test_tight_reacts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a few images of the plain network, where gradients see next to nothing; a resumed run reacts alike."""
+    monkeypatch.setattr(tight, "SEARCH", 200)
     torch.manual_seed(0)
     x, y = (part[:16] for part in digits("test"))
     member, attack = MASKED[name](0), Tight("quick", steps=2)
