@@ -236,13 +236,13 @@ class _Process:
 
     def measure_survivors(self, result: Evaluation) -> list[Signal]:
         """The signals of the members on a random few of the samples that each of them withstood; warns of each."""
-        known = {signal.member for signal in result.signals}
-        signals: list[Signal] = []
-        if result.alone is None or not result.complete:
-            return signals
-        for i in sorted(self.prepared.members.order):
-            rows = left_rows(result.alone[i])
-            if i not in known and len(rows):
+        alone, known = result.alone, {signal.member for signal in result.signals}
+        if alone is None or not result.complete:
+            return []
+        signals = []
+        for i in sorted(set(self.prepared.members.order) - known):
+            rows = left_rows(alone[i])
+            if len(rows):
                 left = self.prepared.problem(rows)
                 signals += checks.check_survivor(i, left.ensemble.members[i], left.x, left.y, left.ball)
         return signals
