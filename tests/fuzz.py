@@ -267,7 +267,8 @@ def _mutated_archive(raw: bytes, draw: random.Random) -> bytes:
     """A zip file, as torch.save writes them, with one member changed and its checksum right."""
     sink = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(raw)) as old, zipfile.ZipFile(sink, "w") as new:
-        chosen = draw.choice([name for name in old.namelist() if draw.random() < 0.5 or name.endswith(".pkl")])
+        names = old.namelist()
+        chosen = draw.choice([name for name in names if draw.random() < 0.5 or name.endswith(".pkl")] or names)
         for name in old.namelist():
             content = old.read(name)
             new.writestr(name, _mutated_bytes(content, draw) if name == chosen else content)

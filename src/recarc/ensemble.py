@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from recarc.errors import InputError
 from recarc.inputs import check_y
+from recarc.lazy import import_object
 from recarc.losses import loss_named
 
 Member: TypeAlias = Callable[[Tensor], Tensor]
@@ -138,6 +139,11 @@ class RandomizedEnsemble(nn.Module):
     def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Deployment: a member is drawn for each sample. Never evaluate robustness with this."""
         return answered(self.members, x, self.draw(len(x), generator) if len(x) else self.alpha.new_zeros(0))
+
+    def push_to_hub(self, repo: str, *, result: object = None, private: bool = False) -> str:
+        """Upload as `user/name` to the Hugging Face Hub, with the verdict of an `Evaluation`; returns what to load."""
+        pinned: str = import_object("function", "recarc.models:push_to_hub")(self, repo, result=result, private=private)
+        return pinned
 
     def deploy(self, seed: int | None = None) -> Deployed:
         """The ensemble as it answers in service, drawing from the operating system's generator, which an attacker

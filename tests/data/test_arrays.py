@@ -94,7 +94,7 @@ class Evil:
         ("a.npz", bomb, "unpack to too many"),
         ("a.npz", claims_too_much, "which it does not hold"),
         ("a.npz", lambda: b"not an archive", "is not a zip file"),
-        ("a.npz", lambda: saved({"images": np.array([{}]), "labels": LABELS}, "npz"), "values of object"),
+        ("a.npz", lambda: saved({"images": np.array([{}]), "labels": LABELS}, "npz"), "not one of plain numbers"),
         ("a.pt", lambda: saved({"x": Evil(), "y": 1}, "pt"), "no file of plain tensors"),
         ("a.pt", lambda: saved([1, 2, 3], "pt"), "or the pair of them"),
         ("a.pt", lambda: saved((torch.zeros(1).expand(10**9, 1, 2, 2), 1), "pt"), "repeats its values too often"),

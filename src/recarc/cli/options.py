@@ -13,7 +13,10 @@ import typer
 from recarc.errors import InputError
 
 EnsembleArgument = Annotated[
-    Path, typer.Argument(help="An ensemble folder (`recarc train`, `recarc import`) or zoo:NAME (`recarc zoo list`).")
+    Path,
+    typer.Argument(
+        help="A folder (`recarc train`, `recarc import`), zoo:NAME (`recarc zoo list`), hf:USER/NAME@COMMIT."
+    ),
 ]
 AlphaOption = Annotated[str | None, typer.Option(help="Override the sampling probabilities, e.g. 0.9,0.1.")]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,11 @@ from recarc.data.formats import MOST_BYTES, Block, Format, in_blocks, register, 
 from recarc.errors import InputError, first_line
 
 SUFFIXES = (".npz", ".pt", ".pth")
+HEADER = re.compile(
+    rb"\{'descr': '([<>|=][biuf][1248])', 'fortran_order': (True|False), "
+    rb"'shape': \((\d{0,15}(?:, ?\d{1,15})*),?\), \}\s*"
+)
+UNREADABLE = (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError)
 IMAGES, LABELS = ("images", "x", "data", "inputs"), ("labels", "y", "targets", "label")
 
 
@@ -60,7 +66,16 @@ class Arrays(Format):
     def blocks(self) -> Iterator[Block]:
         try:
             images, labels = self._pair()
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            KeyError,
+            EOFError,
+            zipfile.BadZipFile,
+            zlib.error,
+            RuntimeError,
+        ) as error:
             raise InputError(f"cannot read {self.where}: {first_line(error)}") from None
         pixels = as_pixels(images, self.where)
         if labels.ndim != 1 or len(labels) != len(pixels):
@@ -113,15 +128,20 @@ def as_pixels(images: np.ndarray, where: str) -> np.ndarray:
 
 
 def parsed_npy(raw: bytes) -> np.ndarray:
-    """The array of an .npy file; ValueError where it holds objects or is shorter than it says."""
-    file = io.BytesIO(raw)
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(file)
+    """The array of an .npy file; ValueError where it holds objects or is shorter than it says.
+
+    The header is read here, not by numpy, whose parser fails in many ways on damaged ones.
+    """
+    wide = 4 if raw[6:7] > b"\x01" else 2  # bytes of the header's length, from version 2.0 on
+    start = 8 + wide + int.from_bytes(raw[8 : 8 + wide], "little")
+    found = HEADER.fullmatch(raw[8 + wide : start]) if raw.startswith(b"\x93NUMPY") else None
+    if found is None:
+        raise ValueError("an array in it is not one of plain numbers")
+    dtype, shape = np.dtype(found[1].decode()), tuple(int(n) for n in found[3].split(b",") if n.strip())
     count = math.prod(shape)
-    if dtype.hasobject or count < 0 or count * dtype.itemsize > len(raw) - file.tell():
+    if count * dtype.itemsize > len(raw) - start:
         raise ValueError(f"its header claims {count} values of {dtype}, which it does not hold")
-    return np.frombuffer(raw, dtype, count, file.tell()).reshape(shape, order="F" if fortran else "C")
+    return np.frombuffer(raw, dtype, count, start).reshape(shape, order="F" if found[2] == b"True" else "C")
 
 
 def _npz(raw: bytes) -> dict[str, np.ndarray]:
