@@ -107,6 +107,22 @@ def test_versions_with_known_holes_in_what_is_promised_safe_are_not_accepted(pac
     assert [int(n) for n in lowest.split(".")] > [int(n) for n in broken.split(".")]
 
 
+@pytest.mark.parametrize("name", ["commands.md", "zoo.md"])
+def test_generated_pages_are_in_step(name: str) -> None:
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        from pages import PAGES
+    finally:
+        sys.path.pop(0)
+    assert (ROOT / "docs" / name).read_text() == PAGES[name](), "run `python docs/pages.py`"
+
+
+def test_one_version_everywhere() -> None:
+    version = recarc.__version__
+    for name in ("pyproject.toml", "CITATION.cff", "README.md", "CHANGELOG.md"):
+        assert version in (ROOT / name).read_text(), name
+
+
 def test_the_threat_model_is_linked_and_packaged() -> None:
     assert (ROOT / "SECURITY.md").is_file()
     assert "(SECURITY.md)" in (ROOT / "README.md").read_text() and "SECURITY.md" in (ROOT / "MANIFEST.in").read_text()

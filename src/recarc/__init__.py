@@ -29,6 +29,6 @@ if TYPE_CHECKING:
     from recarc.geometry import Ball, Norm
     from recarc.models import load_ensemble, save_ensemble
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = attach(__name__)

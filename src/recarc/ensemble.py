@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from recarc.errors import InputError
 from recarc.inputs import check_y
+from recarc.lazy import import_object
 from recarc.losses import loss_named
 
 Member: TypeAlias = Callable[[Tensor], Tensor]
@@ -143,6 +144,11 @@ class RandomizedEnsemble(nn.Module):
     def averaged(self) -> RandomizedEnsemble:
         """The deterministic rival, an ensemble of one member: the mean of the members' probabilities (`Averaged`)."""
         return RandomizedEnsemble([Averaged(self)])
+
+    def push_to_hub(self, repo: str, *, result: object = None, private: bool = False) -> str:
+        """Upload as `user/name` to the Hugging Face Hub, with the verdict of an `Evaluation`; returns what to load."""
+        pinned: str = import_object("function", "recarc.models:push_to_hub")(self, repo, result=result, private=private)
+        return pinned
 
     def deploy(self, seed: int | None = None) -> Deployed:
         """The ensemble as it answers in service, drawing from the operating system's generator, which an attacker

@@ -13,11 +13,19 @@ import typer
 from recarc.errors import InputError
 
 EnsembleArgument = Annotated[
-    Path, typer.Argument(help="An ensemble folder (`recarc train`, `recarc import`) or zoo:NAME (`recarc zoo list`).")
+    Path,
+    typer.Argument(
+        help="A folder (`recarc train`, `recarc import`), zoo:NAME (`recarc zoo list`), hf:USER/NAME@COMMIT."
+    ),
 ]
 AlphaOption = Annotated[str | None, typer.Option(help="Override the sampling probabilities, e.g. 0.9,0.1.")]
 
-DataOption = Annotated[str, typer.Option(help="A data set's name (`recarc data list`) or a folder of images.")]
+DataOption = Annotated[
+    str,
+    typer.Option(
+        help="A data set's name (`recarc data list`), or a path: a folder of images or arrays, .parquet, .npz or .pt."
+    ),
+]
 SplitOption = Annotated[str, typer.Option(help="Split of the data set.")]
 DataDirOption = Annotated[Path | None, typer.Option(help="Where the files of data sets are (default: RECARC_DATA).")]
 LimitOption = Annotated[int | None, typer.Option(help="Use only the first LIMIT samples.")]
