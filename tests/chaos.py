@@ -12,6 +12,7 @@ Lost are runs that fail, hang, or do not end in the bytes of a run that was left
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -101,15 +102,13 @@ class Job:
     def start(self, node: int, nodes: int) -> subprocess.Popen[bytes]:
         meeting = ["--standalone", "--max-restarts=3"]
         if nodes > 1:
-            patience = "keep_alive_interval=1,keep_alive_max_attempt=3,join_timeout=120"
             meeting = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self.port}"]
-            meeting += [f"--rdzv-id={self.run.name}", f"--rdzv-conf={patience}", "--max-restarts=10"]
+            meeting += [f"--rdzv-id={self.run.name}", "--rdzv-conf=join_timeout=120", "--max-restarts=10"]
         command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *meeting, "--nproc-per-node=2"]
         command += ["--local-addr=127.0.0.1", "--monitor-interval=0.1", str(Path(__file__)), "--job", str(self.run)]
         with self.run.with_suffix(f".{node}.log").open("ab") as log:
-            return subprocess.Popen(
-                command, env=subprocess_environment(), stdout=log, stderr=log, start_new_session=True
-            )
+            told = subprocess_environment(LOGLEVEL="INFO")
+            return subprocess.Popen(command, env=told, stdout=log, stderr=log, start_new_session=True)
 
     def ended(self) -> bool:
         """Whether all nodes are done. Of several, one that failed is started again, as a scheduler would."""
@@ -133,6 +132,9 @@ class Job:
             if len(self.agents) > 1 and self.complete():
                 left = min(left, time.monotonic() + 10)
             time.sleep(0.1)
+        for pid in [pid for agent in self.agents for pid in children(agent.pid)]:
+            os.kill(pid, signal.SIGUSR1)  # each rank writes to the log what it is doing
+        time.sleep(1)
         self.end()
         return len(self.agents) > 1 and self.complete()
 
@@ -191,7 +193,8 @@ def jobs(nodes: int, root: Path, wanted: int, port: int) -> Counter[str]:
         same = job.succeeded() and digest(SHARED, run) == whole
         if not same:
             found["lost"] += 1
-            print((root / f"{run.name}.0.log").read_text()[-3000:], file=sys.stderr)
+            for node in range(nodes):
+                print(f"node {node}:", (root / f"{run.name}.{node}.log").read_text()[-10_000:], file=sys.stderr)
         print(
             f"{nodes} node(s), {run.name}: {kills} kills, {'' if same else 'not '}healed", file=sys.stderr, flush=True
         )
@@ -250,6 +253,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--job"]:
+        faulthandler.register(signal.SIGUSR1)
         shared_work(Path(sys.argv[2]))
     else:
         sys.exit(main())

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import re
+import warnings
 from pathlib import Path
 
 import pytest
 
 from recarc import atomic
 from recarc.atomic import Lock, replacing, sweep, sweep_beside, write_all, write_bytes
+from recarc.errors import InputError, RecarcWarning
 
 
 def names(folder: Path) -> list[str]:
@@ -173,3 +176,22 @@ def test_a_symbolic_link_is_no_lock_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="is a symbolic link; remove it"):
         Lock(tmp_path / "lock")
     assert (tmp_path / "precious").read_text() == "data"
+
+
+def test_a_file_system_whose_locks_have_no_effect_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with atomic.lock_folder(tmp_path):
+            assert atomic.lock_excludes(tmp_path)
+    monkeypatch.setattr(atomic, "_flock", lambda handle, wait: None)  # granted to everybody
+    with pytest.warns(RecarcWarning, match="locks have no effect on the file system of"), atomic.lock_folder(tmp_path):
+        assert not atomic.lock_excludes(tmp_path)
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(handle: int, wait: bool) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(atomic, "_flock", none)
+    with pytest.raises(InputError, match=r"its file system has no locks \(No locks available\); choose a folder on"):
+        atomic.lock_folder(tmp_path)

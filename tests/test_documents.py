@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import recarc
 from interpreter import run_python
+from recarc import Evaluation, RandomizedEnsemble, save_ensemble
 from recarc.attacks import registry
+from recarc.models import build
 
 ROOT = Path(__file__).parent.parent
 PERCENT = re.compile(r"(\d+\.\d)%")
@@ -100,11 +105,40 @@ def test_documents_name_files_that_exist(name: str) -> None:
         assert ((ROOT / name).parent / link).exists(), link
 
 
-@pytest.mark.parametrize("package, broken", [("torch", "2.9.1"), ("pyarrow", "14.0.0"), ("pillow", "10.2.0")])
-def test_versions_with_known_holes_in_what_is_promised_safe_are_not_accepted(package: str, broken: str) -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    (lowest,) = re.findall(rf'"{package}>=([\d.]+)', text)
-    assert [int(n) for n in lowest.split(".")] > [int(n) for n in broken.split(".")]
+SRUN = """#!/bin/bash
+[ -z "$SRUN_EXITS" ] || exit "$SRUN_EXITS"
+for rank in $(seq 0 $((SLURM_NTASKS - 1))); do
+    SLURM_PROCID=$rank SLURM_LOCALID=0 "$@" &
+    tasks="$tasks $!"
+done
+for task in $tasks; do wait $task || exit $?; done
+"""
+SCONTROL = """#!/bin/bash
+if [ "$1" = show ]; then echo 127.0.0.1; echo node2; else echo "$@" >> requeued; fi
+"""
+
+
+@pytest.mark.parametrize("code", ["", "3", "137", "1"], ids=lambda code: f"exits {code or 0}")
+def test_the_job_script_for_slurm_runs(code: str, tmp_path: Path) -> None:
+    """With stand-ins for `srun` and `scontrol`: two tasks evaluate, and only an interrupted job is requeued."""
+    script = re.findall(r"```bash\n(#!.*?)```", (ROOT / "docs" / "clusters.md").read_text(), flags=re.DOTALL)[0]
+    asked = "--data cifar10 --eps 8/255 --attack arc"
+    assert f"dverge {asked} --out runs/arc" in script
+    script = script.replace(asked, "--data digits --limit 32 --eps 0.1 --attack arc --steps 1 --shard-size 8")
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "job": script}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    save_ensemble(RandomizedEnsemble([build("cnn", 10, 1, 8, width=2) for _ in range(2)]), tmp_path / "dverge")
+    slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SRUN_EXITS": code}
+    path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, **slurm, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [tmp_path / "job"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == int(code or 0), done.stderr
+    assert (tmp_path / "requeued").exists() == (code in ("3", "137"))
+    if not code:
+        assert len(Evaluation.load(tmp_path / "runs" / "arc")) == 32
 
 
 @pytest.mark.parametrize("name", ["commands.md", "zoo.md"])

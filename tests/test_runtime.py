@@ -28,6 +28,7 @@ from recarc.runtime import (
     joined_ranks,
     kernel_settings,
     use_device,
+    without_prefix,
     world_size,
 )
 
@@ -266,6 +267,26 @@ def met(store: Any, world: int, delays: dict[int, float]) -> list[str]:
 
     with ThreadPoolExecutor(world) as pool:
         return list(pool.map(arrive, range(world)))
+
+
+def test_nodes_that_were_restarted_a_different_number_of_times_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch prefixes keys with its count of restarts: a node that came back counts from 0, and they hung."""
+    monkeypatch.setattr(runtime, "ARRIVED", 5.0)
+    store = torch.distributed.HashStore()
+    attempts = [torch.distributed.PrefixStore(f"/worker/attempt_{n}", store) for n in (2, 0)]
+    with ThreadPoolExecutor(2) as pool:
+        keys = list(pool.map(lambda rank: common_key(without_prefix(attempts[rank]), rank, 2), range(2)))
+    assert keys[0] == keys[1]
+
+
+def test_what_ending_processes_still_write_does_not_keep_ranks_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "ARRIVED", 5.0)
+    store = torch.distributed.HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        second = pool.submit(common_key, store, 1, 2)
+        store.wait(["recarc hello 1"])
+        store.set("recarc hello 1", "old")
+        assert pool.submit(common_key, store, 0, 2).result() == second.result()
 
 
 @pytest.mark.parametrize("late", [0, 2])

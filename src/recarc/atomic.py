@@ -12,13 +12,15 @@ import shutil
 import stat
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from recarc.errors import InputError
+from recarc.errors import InputError, RecarcWarning
 
 LOCK = ".lock"
+WITHOUT_EFFECT = "locks have no effect on the file system of {folder}: make sure that no two jobs write to it at once"
 PART = ".part"  # part of every temporary name, so that the leftovers of killed processes can be recognised
 
 
@@ -171,14 +173,32 @@ def _flock(handle: int, wait: bool) -> None:
 
 
 def lock_folder(folder: Path) -> Lock:
-    """The lock of a folder that a run writes to; one clear line where another process holds it."""
+    """The lock of a folder that a run writes to; one clear line where another process holds it.
+
+    Warns where locks are granted and mean nothing, as on some network file systems.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return Lock(folder / LOCK)
+        lock = Lock(folder / LOCK)
     except BlockingIOError:
         raise InputError(f"another process is writing to {folder}; wait for it, or choose another folder") from None
     except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            reason = f"its file system has no locks ({error.strerror})"
+            raise InputError(f"cannot write safely to {folder}: {reason}; choose a folder on another one") from None
         raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
+    if not lock_excludes(folder):
+        warnings.warn(WITHOUT_EFFECT.format(folder=folder), RecarcWarning, stacklevel=2)
+    return lock
+
+
+def lock_excludes(folder: Path) -> bool:
+    """Whether the lock that another process (or this one) holds keeps others out, as seen from this machine."""
+    try:
+        Lock(folder / LOCK).release()
+    except OSError:
+        return True
+    return False
 
 
 def _temporary(path: Path) -> Path:

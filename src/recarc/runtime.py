@@ -138,6 +138,7 @@ class Heartbeat:
         self.store, self.rank, self.world = store, rank, world
         self.limit = float(os.environ.get("RECARC_RANK_TIMEOUT", SILENT))
         self.every = min(5.0, self.limit / 10)
+        self._told, self._heard = "", dict[int, list[float]]()  # this rank's progress, and that of the others
         self._answered = time.monotonic()  # when the store last did
         self._waits, self._ended = threading.Event(), threading.Event()
         self._threads = [threading.Thread(target=task, daemon=True) for task in (self._beat, self._watch_store)]
@@ -151,6 +152,14 @@ class Heartbeat:
         self._ended.set()
         for thread in self._threads:
             thread.join(2 * self.every)  # longer only if the store does not answer
+
+    def tell(self, *numbers: float) -> None:
+        """The other ranks, with the next sign of life."""
+        self._told = " ".join(map(repr, numbers))
+
+    def heard(self) -> list[list[float]]:
+        """What each of the other ranks that have said something told last."""
+        return [numbers for numbers in list(self._heard.values()) if numbers]
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -166,11 +175,13 @@ class Heartbeat:
         for count in itertools.count():
             ended = self._ended.wait(self.every)
             try:
-                self.store.set(f"alive {self.rank}", GONE if ended else str(count))
+                self.store.set(f"alive {self.rank}", f"{GONE if ended else count} {self._told}")
                 for r in seen:
                     sign = self.store.get(f"alive {r}") if self.store.check([f"alive {r}"]) else b""
-                    if sign != seen[r][0] or sign == GONE.encode():
+                    word, *told = sign.decode().split()[:4] or [""]
+                    if sign != seen[r][0] or word == GONE:
                         seen[r] = sign, time.monotonic()
+                        self._heard[r] = [float(number) for number in told]
             except RuntimeError:  # the store is closed: the job is ending, or whoever holds the store was killed
                 if ended:
                     return
@@ -272,6 +283,7 @@ def meet(backend: str, timeout: timedelta | None = None) -> Heartbeat:
     timer.start()
     try:
         store, rank, world = next(iter(dist.rendezvous("env://")))
+        store = without_prefix(store)
         fresh = dist.PrefixStore(common_key(store, rank, world), store)
         dist.init_process_group(backend, store=fresh, rank=rank, world_size=world, timeout=timeout)
     finally:
@@ -279,31 +291,38 @@ def meet(backend: str, timeout: timedelta | None = None) -> Heartbeat:
     return Heartbeat(fresh, rank, world)
 
 
+def without_prefix(store: Any) -> Any:
+    """torch puts the number of restarts before every key: on two nodes of which one was started again, two numbers."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
+
+
 def common_key(store: Any, rank: int, world: int) -> str:
     """A key that all ranks of this meeting share, and no earlier process of theirs.
 
     Every rank says hello with a word of its own; rank 0 chooses the key and lists whose hello it heard. What earlier
-    processes left in the store is of no use: a rank takes the key only from a list that holds its present word.
+    processes left in the store is of no use: a rank takes the key only from a list that holds its present word. What
+    they still write before they end is written over.
     """
-    word, others, listed = secrets.token_hex(8), range(1, world), [""]
+    word, others = secrets.token_hex(8), range(1, world)
     deadline = time.monotonic() + ARRIVED
 
     def read(name: str) -> str:
         return store.get(f"recarc {name}").decode() if store.check([f"recarc {name}"]) else "-"
 
-    if rank:
-        store.set(f"recarc hello {rank}", word)
     while time.monotonic() < deadline:
         if rank:
+            if read(f"hello {rank}") != word:
+                store.set(f"recarc hello {rank}", word)
             key, *heard = read("key").split()
             if len(heard) == world - 1 and heard[rank - 1] == word:
                 store.set(f"recarc agreed {rank}", key)
                 return f"recarc {key}"
         else:
-            heard = [read(f"hello {r}") for r in others]
-            if heard != listed:
-                store.set("recarc key", " ".join([word, *heard]))
-                listed = heard
+            told = " ".join([word, *(read(f"hello {r}") for r in others)])
+            if read("key") != told:
+                store.set("recarc key", told)
             if all(read(f"agreed {r}") == word for r in others):
                 return f"recarc {word}"
         time.sleep(0.02)

@@ -8,11 +8,13 @@ import time
 from typing import Any
 
 import pytest
+import torch
 from runs import BALL, QUICK, problem
 from torch import Tensor
 
 from recarc import Ball, RandomizedEnsemble, evaluate
 from recarc.evaluation import progress
+from recarc.runtime import Heartbeat, Ranks
 
 
 def slow(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
@@ -40,3 +42,19 @@ def test_the_bar_moves_within_a_batch(monkeypatch: pytest.MonkeyPatch, capfd: An
     evaluate(ensemble, slow, data, BALL)
     drawn = capfd.readouterr().err
     assert "0/40" in drawn and " passes" in drawn
+
+
+def test_ranks_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECARC_RANK_TIMEOUT", "0.5")  # a sign of life every 0.05 s
+    store = torch.distributed.HashStore()
+    with Heartbeat(store, 0, 2) as first, Heartbeat(store, 1, 2) as second:
+        mine = progress.Progress(40, Ranks(0, 2, None, first))
+        other = progress.Progress(20, Ranks(1, 2, None, second))
+        assert mine.everywhere()[:2] == (0, 40)
+        mine.advance(10, 5.0)
+        other.advance(20, 1.0)
+        deadline = time.monotonic() + 5
+        while mine.everywhere() != (30, 60, 0.2) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert mine.everywhere() == (30, 60, 0.2)
+    assert mine.everywhere() == (30, 60, 0.2)  # also once the other has left

@@ -89,7 +89,6 @@ def evaluate(
         todo = ranks.agree(lambda: shards_to_do(folder, run.environment))
         run.announce(folder, todo, warned)
         run.attack_and_judge(folder, todo[ranks.rank :: ranks.world])
-        ranks.wait()
         result = run.summarise(folder, warned)
     if out is None:
         result.path = None
@@ -156,7 +155,7 @@ class _Process:
         passes = self.prepared.passes
         version = {key: self.environment[key] for key in ("recarc", "commit")}
         total = sum(len(folder.rows_of(k)) for k in shards)
-        with progress_bar(total, self.progress, passes) as progress:
+        with progress_bar(total, self.progress, passes, self.ranks) as progress:
             for k in shards:
                 shard = _Shard(folder, k, passes, version)
                 self._finish(shard, progress)

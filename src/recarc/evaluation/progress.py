@@ -6,12 +6,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from recarc.evaluation.checks import warn
 from recarc.evaluation.tiling import Passes
+from recarc.runtime import Ranks
 
 if TYPE_CHECKING:
     from recarc.evaluation.result import Evaluation
@@ -20,79 +21,92 @@ EVERY = 60.0  # seconds between two lines
 
 
 class Progress:
-    """Counts samples silently; those that `progress_bar` makes also show them."""
+    """Counts the samples of this process silently; those that `progress_bar` makes also show those of all ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, total: int = 0, ranks: Ranks | None = None) -> None:
+        self.total, self.heart = total, ranks.heart if ranks else None
         self.done = 0
         self.total_score = 0.0
+        self.advance(0, 0.0)
 
     def advance(self, samples: int, score: float) -> None:
         self.done += samples
         self.total_score += score
+        if self.heart is not None:
+            self.heart.tell(self.done, self.total, self.total_score)
 
-    @property
-    def accuracy(self) -> float:
-        return self.total_score / self.done if self.done else float("nan")
+    def everywhere(self) -> tuple[int, int, float]:
+        """Samples done, samples to do, and the accuracy so far, of this rank and of what the others told."""
+        told = [[self.done, self.total, self.total_score], *(self.heart.heard() if self.heart is not None else [])]
+        done, total, score = map(sum, zip(*told))
+        return int(done), int(total), score / done if done else float("nan")
 
-    def text(self, total: int) -> str:
-        accuracy = f", robust {100 * self.accuracy:.2f} % so far" if self.done else ""
-        return f"attacked {self.done:,} of {total:,} samples{accuracy}"
+    def text(self) -> str:
+        done, total, accuracy = self.everywhere()
+        return f"attacked {done:,} of {total:,} samples" + (f", robust {100 * accuracy:.2f} % so far" if done else "")
 
 
 @contextmanager
-def progress_bar(total: int, wanted: bool, passes: Passes) -> Iterator[Progress]:
-    """Progress over `total` samples; `passes` show that a long batch is moving."""
-    if not wanted or total == 0:
-        yield Progress()
-        return
+def progress_bar(total: int, wanted: bool, passes: Passes, ranks: Ranks) -> Iterator[Progress]:
+    """Progress over `total` samples of this process, shown with those of the other ranks until all are done.
+
+    `passes` show that a long batch is moving.
+    """
+    progress = Progress(total, ranks)
     notebook = type(sys.stderr).__module__.startswith("ipykernel")
-    shown = _on_terminal if sys.stderr.isatty() else _in_notebook if notebook else _in_log
-    with shown(total, passes) as progress:
+    show = _on_terminal if sys.stderr.isatty() else _in_notebook if notebook else _in_log
+    with show(progress, passes) if wanted and total else nullcontext():
         yield progress
+        ranks.wait()
 
 
 @contextmanager
-def _in_notebook(total: int, passes: Passes) -> Iterator[Progress]:
-    """One line that is written over: it needs no widgets, so it works in every notebook."""
-    start = last = time.monotonic()
+def _repeated(show: Callable[[], None], seconds: float) -> Iterator[None]:
+    stop = threading.Event()
 
-    class Line(Progress):
-        def advance(self, samples: int, score: float) -> None:
-            nonlocal last
-            super().advance(samples, score)
-            now = time.monotonic()
-            if now - last > 0.5:
-                last = now
-                left = (now - start) * (total - self.done) / self.done
-                print(f"\r{self.text(total)}; about {left:.0f} s left ", end="", file=sys.stderr, flush=True)
+    def repeat() -> None:
+        while not stop.wait(seconds):
+            show()
 
-    progress = Line()
-    yield progress
-    print(f"\r{progress.text(total)} in {time.monotonic() - start:.0f} s{' ' * 20}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _in_log(total: int, passes: Passes) -> Iterator[Progress]:
-    progress, stop, start = Progress(), threading.Event(), time.monotonic()
-
-    def report() -> None:
-        while not stop.wait(EVERY):
-            minutes = (time.monotonic() - start) / 60
-            counted = f"{passes.forward:,} passes in this shard"
-            line = f"{progress.text(total)}; {counted}, {minutes:.0f} min"
-            print(line, file=sys.stderr, flush=True)
-
-    thread = threading.Thread(target=report, daemon=True)
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
-        yield progress
+        yield
     finally:
         stop.set()
         thread.join()
 
 
 @contextmanager
-def _on_terminal(total: int, passes: Passes) -> Iterator[Progress]:
+def _in_notebook(progress: Progress, passes: Passes) -> Iterator[None]:
+    """One line that is written over: it needs no widgets, so it works in every notebook."""
+    start = time.monotonic()
+
+    def line() -> None:
+        done, total, _ = progress.everywhere()
+        left = f"; about {(time.monotonic() - start) * (total - done) / done:.0f} s left" if done else ""
+        print(f"\r{progress.text()}{left} ", end="", file=sys.stderr, flush=True)
+
+    with _repeated(line, 0.5):
+        yield
+    print(f"\r{progress.text()} in {time.monotonic() - start:.0f} s{' ' * 20}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _in_log(progress: Progress, passes: Passes) -> Iterator[None]:
+    start = time.monotonic()
+
+    def line() -> None:
+        minutes = (time.monotonic() - start) / 60
+        counted = f"{passes.forward:,} passes in this shard"
+        print(f"{progress.text()}; {counted}, {minutes:.0f} min", file=sys.stderr, flush=True)
+
+    with _repeated(line, EVERY):
+        yield
+
+
+@contextmanager
+def _on_terminal(progress: Progress, passes: Passes) -> Iterator[None]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
@@ -114,16 +128,18 @@ def _on_terminal(total: int, passes: Passes) -> Iterator[Progress]:
         TimeRemainingColumn(),
     )
     with RichProgress(*columns, console=Console(stderr=True), transient=True) as display:
-        task = display.add_task("", total=total, speed="", accuracy="")
+        task = display.add_task("", total=progress.total, speed="", accuracy="")
 
-        class Displayed(Progress):
-            def advance(self, samples: int, score: float) -> None:
-                super().advance(samples, score)
-                display.update(task, advance=samples, accuracy=f"robust {100 * self.accuracy:.2f} %")
+        def update() -> None:
+            done, total, accuracy = progress.everywhere()
+            if done != display.tasks[0].completed or total != display.tasks[0].total:
+                display.update(task, completed=done, total=total, accuracy=f"robust {100 * accuracy:.2f} %")
                 speed = display.tasks[0].finished_speed or display.tasks[0].speed
                 display.update(task, speed=f"{speed:.3g} samples/s" if speed else "")
 
-        yield Displayed()
+        with _repeated(update, 0.1):
+            yield
+        update()
 
 
 @dataclass(frozen=True)

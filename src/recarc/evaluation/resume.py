@@ -20,6 +20,7 @@ from recarc.evaluation.checks import warn
 from recarc.evaluation.fingerprint import Json, differences, knob_of, undescribed
 from recarc.evaluation.run_folder import RUN, RunFolder, SavedLogits
 from recarc.evaluation.tiling import dtype_of
+from recarc.runtime import local_rank
 
 SAVED_SAMPLES = 4
 TOLERANCE, HALF_TOLERANCE = 1e-3, 3e-2  # of the largest logit: more than another machine's rounding
@@ -114,6 +115,8 @@ def check_rank(folder: RunFolder, rank: int, config: Json, first_logits: FirstLo
             f"the ranks evaluate different things: {different[0]}; "
             "give every rank the same ensemble, attack, data and options"
         )
+    if rank and local_rank() == 0 and not atomic.lock_excludes(folder.path):  # rank 0, on another machine, holds it
+        warn(atomic.WITHOUT_EFFECT.format(folder=folder.path))
 
 
 def shards_to_do(folder: RunFolder, environment: Json) -> list[int]:
