@@ -18,6 +18,7 @@ from recarc import Ball, Evaluation, RandomizedEnsemble, Tight, evaluate
 from recarc.data.imageset import ImageSet
 from recarc.errors import RecarcWarning
 from recarc.evaluation.certify import Certification, certify
+from recarc.evaluation.run_folder import CERTIFICATE, SUMMARY
 from recarc.exact.certify import Certificate
 from recarc.provenance import commit
 
@@ -76,15 +77,17 @@ def _rows(name: str, case: Case, setup: Setup) -> Iterator[RowResult]:
         warnings.simplefilter("ignore", RecarcWarning)
         tight = evaluate(rec, attack, images, ball, out=runs, progress=setup.report is not None)
         bounds = certify(rec, images, ball, out=runs, progress=setup.report is not None)
-        yield _row(name, case, device, tight, bounds, [])
+        if not case.exact:
+            yield _row(name, case, device, tight, bounds, [])
         solved: list[Certification] = []
         for start in range(0, len(images) if case.exact else 0, CHUNK):
             part = _part(images, start)
             place = setup.out / "runs" / f"certificates-{name}-exact" / f"{start:04d}-{len(part[0])}"
-            exact = Certificate("exact", time_limit=600.0)
+            exact, solved_before = Certificate("exact", time_limit=600.0), (place / CERTIFICATE / SUMMARY).exists()
             solved.append(certify(rec.cpu(), part, ball, exact, out=place, progress=False, device="cpu"))
             setup.say(f"{name}: {start + len(part[0])} of {len(images)} images solved")
-            yield _row(name, case, device, tight, bounds, solved)
+            if not solved_before or start + CHUNK >= len(images):
+                yield _row(name, case, device, tight, bounds, solved)
 
 
 def _ensemble(case: Case, setup: Setup) -> RandomizedEnsemble:
