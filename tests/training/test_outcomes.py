@@ -12,6 +12,7 @@ from torch import Tensor
 
 from recarc import RandomizedEnsemble
 
+pytestmark = pytest.mark.xdist_group("outcomes")  # one worker, so that the members they share are trained once
 Cross = Callable[[RandomizedEnsemble], Tensor]
 Transfer = Callable[[RandomizedEnsemble], float]
 TestSet = tuple[Tensor, Tensor]
