@@ -14,6 +14,7 @@ from recarc import Ball, RandomizedEnsemble
 from recarc.training.methods import method_named
 from recarc.training.methods.ibp import IBP
 
+pytestmark = pytest.mark.xdist_group("outcomes")  # one worker, so that the members they share are trained once
 Cross = Callable[[RandomizedEnsemble], Tensor]
 Transfer = Callable[[RandomizedEnsemble], float]
 TestSet = tuple[Tensor, Tensor]
