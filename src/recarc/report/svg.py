@@ -127,9 +127,10 @@ def forest_svg(comparison: Comparison, differences: bool) -> Markup:
     for k, (entry, figure) in enumerate(zip(shown, figures)):
         y = TOP + ROW * k + 32
         name = Markup('<text x="{}" y="{}" class="tick">{}</text>').format(LEFT, y - 12, entry.name)
-        inside = _line([(at(figure.low), y), (at(figure.high), y)], "") + _mark(0, at(figure.value), y)
+        marks = _mark(0, at(figure.value), y)
         if entry.floor is not None and not differences:
-            inside += _mark(MARKS.index("bar"), at(entry.floor.value), y)
+            marks += _mark(MARKS.index("bar"), at(entry.floor.value), y)
+        inside = _line([(at(figure.low), y), (at(figure.high), y)], "") + Markup('<g class="mark">{}</g>').format(marks)
         parts.append(_group(entry.name, entry.role, inside) + name)
     label = f"robust accuracy minus that of {comparison.reference}, points" if differences else "robust accuracy, %"
     middle = (LEFT + WIDTH - RIGHT) / 2
