@@ -119,8 +119,9 @@ def forest_svg(comparison: Comparison, differences: bool) -> Markup:
     for tick in np.linspace(low, high, 5):
         sign = "+" if differences and tick > 1e-9 else ""
         line = Markup('<line class="grid" x1="{x}" x2="{x}" y1="{}" y2="{}"/>').format(TOP, height - BOTTOM, x=at(tick))
-        text = Markup('<text x="{}" y="{}" class="tick middle">{}{:g}</text>')
-        parts += [line, text.format(at(tick), height - BOTTOM + 22, sign, round(100 * tick, 2))]
+        x, place = (WIDTH, "end") if tick == high else (at(tick), "middle")  # nothing is cut off on a narrow screen
+        text = Markup('<text x="{}" y="{}" class="tick {}">{}{:g}</text>')
+        parts += [line, text.format(x, height - BOTTOM + 22, place, sign, round(100 * tick, 2))]
     if differences:
         zero = Markup('<line class="cursor" x1="{x}" x2="{x}" y1="{}" y2="{}"/>')
         parts.append(zero.format(TOP, height - BOTTOM, x=at(0)))
