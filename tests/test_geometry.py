@@ -11,6 +11,7 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from recarc import Ball, InputError, Norm
+from recarc.evaluation.judge import tolerance
 from recarc.geometry import per_sample, running_total, total
 from tiny import points
 
@@ -458,3 +459,13 @@ def test_long_rows_are_added_alike_in_any_batch_and_by_any_number_of_threads() -
     finally:
         torch.set_num_threads(threads)
     torch.testing.assert_close(total(v), v.double().sum(1).float())
+
+
+@pytest.mark.parametrize("p", [1, 1.5, 2, math.inf])
+def test_points_from_far_away_end_inside(p: float) -> None:
+    """What a user's attack may well project: rounding in float32 must not carry it further than the judge allows."""
+    x = torch.rand(50, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    ball = Ball(p, 0.5)
+    delta = ball.project(1e4 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1)), x)
+    excess = ball.violation(x, ball.move(x, delta)) - tolerance(x.double(), ball)
+    assert float(excess.max()) <= 0
