@@ -14,7 +14,7 @@ from paper import measure, results
 from paper.bench.common import Replay, robust_accuracy
 from paper.items import ITEMS, quoted
 from paper.measure import ItemRun
-from paper.pages import costs_table, gathered, page
+from paper.pages import certificates_table, costs_table, gathered, page
 from paper.plots import draw
 from paper.recipe import Difference, Item, Row
 from paper.results import ItemResult, RowResult
@@ -205,6 +205,17 @@ def test_evaluate_judges_points_that_were_found_elsewhere(toy_setup: Setup) -> N
     assert figure.measured == pytest.approx(100 * float(ensemble.expected_accuracy(points, y).mean()), abs=1e-3)
     with pytest.raises(AttackViolation):
         robust_accuracy(ensemble, Replay(x, (x + 0.5).clamp(0, 1)), x, y, ball, None)
+
+
+def test_certificates_are_below_the_truth_and_tight_above(toy_setup: Setup, tmp_path: Path) -> None:
+    for _ in range(2):  # the second time everything is read again
+        (row,) = measure.measure(ITEMS["certificates"], toy_setup, tmp_path, ["digits-at"]).rows
+    left = {figure.column: figure.measured for figure in row.figures}
+    order = ["certified, members alone", "certified, jointly", "exact, from", "exact, to", "tight", "clean"]
+    values = [left[column] for column in order]
+    assert values == sorted(values) and row.images == 2
+    assert "optimum known on" in row.note
+    assert "| digits-at | 2 |" in certificates_table(gathered(tmp_path))
 
 
 def test_the_demo_becomes_a_row(toy_setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
