@@ -70,7 +70,8 @@ def certificates(setup: Setup, folder: Path, parts: list[str]) -> Iterator[RowRe
 def _rows(name: str, case: Case, setup: Setup) -> Iterator[RowResult]:
     """The row of a case; with the exact method again after every chunk of images, so that a stop loses little."""
     rec = _ensemble(case, setup)
-    images = setup.images(case.recipes[0].data).limit(min(setup.limit or case.images, case.images))
+    count = case.images if setup.scale.name == "full" else 2
+    images = setup.images(case.recipes[0].data).limit(count)
     ball, runs = Ball("linf", radius(case.eps)), setup.out / "runs" / f"certificates-{name}-{len(images)}"
     attack, device = setup.scale.attack(Tight()), setup.device
     with warnings.catch_warnings():

@@ -70,7 +70,7 @@ def test_free_training_is_robust(natural: RandomizedEnsemble, cross: Cross, test
 
 def test_ibp_members_are_certified_by_intervals_and_others_are_not(test_set: TestSet) -> None:
     settings: dict[str, Any] = {"arch": "mlp", "arch_options": {}, "eps": 0.1}
-    ibp, natural = small("ibp", epochs=12, **settings), small("natural", epochs=4, **settings)
+    ibp, natural = small("ibp", epochs=8, **settings), small("natural", epochs=2, **settings)
     x, y = test_set
     method, ball = method_named("ibp"), Ball("linf", 0.1)
     assert isinstance(method, IBP)
@@ -78,7 +78,7 @@ def test_ibp_members_are_certified_by_intervals_and_others_are_not(test_set: Tes
         float(method.certified_share(method.lowest_margins(rec.members[0], x, y, ball, beta=0.0), y).mean())  # type: ignore[arg-type]
         for rec in (ibp, natural)
     ]
-    assert shares[0] > 0.3 and shares[1] < 0.05
+    assert shares[0] > 0.15 and shares[1] < 0.05
     assert float(clean(ibp, test_set)[0]) > 0.7
 
 
