@@ -27,7 +27,7 @@ from recarc.evaluation.result import Evaluation
 from recarc.evaluation.resume import check_rank, create_or_resume, masked_in, saved_configuration, shards_to_do
 from recarc.evaluation.run_folder import RunFolder, interruptible, locked
 from recarc.evaluation.samples import as_samples
-from recarc.evaluation.tiling import Passes, reproducible
+from recarc.evaluation.tiling import Passes, reproducible, retiled
 from recarc.geometry import Ball
 from recarc.provenance import environment
 from recarc.runtime import COARSE, Ranks, device_named, joined_ranks
@@ -46,7 +46,7 @@ def evaluate(
     resume: bool = True,
     progress: bool = True,
     save_inputs: bool = False,
-    precision: str | None = None,
+    precision: str | None = "auto",
     device: str | torch.device | None = None,
     shard_size: int | str = "auto",
     tile: int | str = "auto",
@@ -59,7 +59,8 @@ def evaluate(
     Every adversarial input is checked again (norm, box, prediction in float32); an attack that cheats raises
     `AttackViolation`. With `out`, records go to that folder shard by shard, and the same call resumes where it stopped;
     without, they exist only in the result. Under `torchrun` the shards are shared out among the ranks. `precision` is
-    that of the attack's own computations. `device` ("cuda", "auto", ...) is where the members are moved to; without it
+    that of the attack's own computations: "auto" is float16 on a GPU and float32 elsewhere, None is each member's own.
+    `device` ("cuda", "auto", ...) is where the members are moved to; without it
     they stay where they are. `callbacks` (see `recarc.evaluation.Callback`) are notified when the run
     starts, when a shard is done and when it ends.
     """
@@ -123,7 +124,8 @@ class _Process:
         """The signals of the members on a random few of the samples; warns of each."""
         if self.signals is None:
             probe = self.prepared.problem(probe_rows(len(self.prepared.samples)))
-            self.signals = checks.check_members(probe.ensemble, probe.x, probe.y, probe.ball)
+            members = retiled(probe.ensemble, len(probe))
+            self.signals = checks.check_members(members, probe.x, probe.y, probe.ball)
         return self.signals
 
     def adapt(self, masked: Masked) -> None:
@@ -149,9 +151,10 @@ class _Process:
                 seconds = time.perf_counter() - start
                 cost = {"seconds": seconds, "forward": passes.forward, "backward": passes.backward, **version}
                 folder.commit(k, records, cost, inputs)
-                part = Evaluation(records, self.prepared.members.alpha.numpy())
-                shard = Shard(k, len(records), part.clean_accuracy, part.robust_accuracy, seconds)
-                notify(self.callbacks, "shard_done", shard)
+                if self.callbacks:
+                    part = Evaluation(records, self.prepared.members.alpha.numpy())
+                    shard = Shard(k, len(records), part.clean_accuracy, part.robust_accuracy, seconds)
+                    notify(self.callbacks, "shard_done", shard)
 
     def _shard(self, index: np.ndarray, progress: Progress) -> tuple[Records, bytes | None]:
         """The records of a shard, batch by batch; a batch that does not fit into memory is halved."""

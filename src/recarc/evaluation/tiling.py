@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +88,18 @@ def tiled(
         )
     dtype = None if precision is None else PRECISIONS[precision]
     return ensemble.with_members([TiledMember(_converted(m, dtype), tile, passes, dtype) for m in ensemble.members])
+
+
+def largest_tile(ensemble: RandomizedEnsemble, x: Tensor) -> int:
+    """The most samples that a tiled member takes at once."""
+    members: list[Any] = list(ensemble.members)
+    return max(m.tile or m.member.sizes(x)[-1] for m in members)
+
+
+def retiled(ensemble: RandomizedEnsemble, most: int) -> RandomizedEnsemble:
+    """Tiled members in tiles of at most this many samples, counted apart: for a few samples, less padding."""
+    parts = [(m.member, min(most, m.tile or most), m.dtype) for m in ensemble.members if isinstance(m, TiledMember)]
+    return ensemble.with_members([TiledMember(member, tile, Passes(), dtype) for member, tile, dtype in parts])
 
 
 def input_dtype(precision: str | None) -> torch.dtype:
