@@ -150,15 +150,15 @@ def test_the_original_is_left_alone() -> None:
 
 def test_a_batch_is_cut_into_tiles_of_few_sizes() -> None:
     sizes = captured_sizes(1024)
-    assert sizes == (64, 256, 1024)
+    assert sizes == (64, 128, 256, 512, 1024)
     assert captured_sizes(5) == (5,)
-    assert tiles_for(2500, sizes) == [(1024, 1024), (1024, 1024), (256, 256), (196, 256)]
-    assert tiles_for(100, sizes) == [(64, 64), (36, 64)]
+    assert tiles_for(2500, sizes) == [(1024, 1024), (1024, 1024), (452, 512)]
+    assert tiles_for(600, sizes) == [(512, 512), (64, 64), (24, 64)]
     for count in range(1, 3000, 7):
         plan = tiles_for(count, sizes)
         assert sum(samples for samples, _ in plan) == count
         assert all(samples <= size and size in sizes for samples, size in plan)
-        assert sum(size for _, size in plan) <= max(64, 2 * count)
+        assert sum(size for _, size in plan) <= 64 + 4 * count / 3
 
 
 class Recorded(CapturedTile):

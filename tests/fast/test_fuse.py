@@ -86,6 +86,16 @@ def test_every_convolution_can_be_fused(arch: str, options: dict[str, str], bloc
         torch.testing.assert_close(ours, wanted, rtol=1e-6, atol=1e-9)
 
 
+def test_batch_norms_that_stay_become_a_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recarc.fast.convert.kernel_convolve", lambda: plain_convolve)
+    net = network("preact_resnet18", {})
+    fast = in_search_precision(folded_copy(net), "float16")
+    assert not [m for m in fast.modules() if isinstance(m, nn.BatchNorm2d)]
+    x = points(4, 3, 32, 32, dtype=torch.float32)
+    logits = Executor(fast, "float16", compile=False)(x)
+    torch.testing.assert_close(logits, net(x), rtol=2e-2, atol=2e-2)
+
+
 def test_what_does_not_fit_is_left_alone() -> None:
     net = nn.Sequential(
         nn.Conv2d(3, 8, 5, padding=2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from recarc.attacks.base import differentiate
 from recarc.ensemble import Member
 from recarc.geometry import Norm, per_sample, total, working_dtype
 
+PullBack = Callable[[Tensor, bool], Tensor]
 AT_ONCE = 2**23  # numbers of gradients that are compared at once: many small ones in few operations
 
 
@@ -34,24 +36,19 @@ def nearest_plane(
     m is `label`, or the label the member assigns (None); planes = G, None for all C - 1. Planes run through the
     linearisation at x. One backward pass of f_m - f_j per plane.
     """
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        logits = member(x)
-    values = logits.detach()
+    values, pull_back = linearised(member, x)
     m = values.argmax(1) if label is None else label
     rivals = values.scatter(1, m[:, None], -math.inf).topk(planes or values.shape[1] - 1, dim=1).indices.T
     h = values.gather(1, m[:, None]).T - values.gather(1, rivals.T).T  # (G, B)
     difference = torch.zeros_like(values).scatter_(1, m[:, None], 1).repeat(len(h), 1, 1)
     difference.scatter_(2, rivals[:, :, None], -1)  # (G, B, C), the gradient of h in the logits
-    w_best = torch.zeros_like(x, dtype=working_dtype(x), requires_grad=False)
+    w_best = torch.zeros_like(x, dtype=working_dtype(x))
     nearest = torch.full((len(x),), math.inf, dtype=w_best.dtype, device=x.device)
     zeta_best, rows = nearest.clone(), torch.arange(len(x), device=x.device)
     at_once = max(1, AT_ONCE // max(1, x.numel()))
     for start in range(0, len(h), at_once):
         some = range(start, min(start + at_once, len(h)))
-        with torch.enable_grad():
-            sums = [(logits * difference[j]).sum() for j in some]
-        w = torch.stack([differentiate(value, x, again=j + 1 < len(h)) for j, value in zip(some, sums)])
+        w = torch.stack([pull_back(difference[j], j + 1 < len(h)) for j in some])
         w = w.to(w_best.dtype).nan_to_num_(nan=0.0)
         zeta = distance = _distances(norm, w, h[some.start : some.stop])
         if offset is not None:
@@ -64,6 +61,29 @@ def nearest_plane(
         w_best = torch.where(per_sample(closer, w_best), w[first, rows], w_best)
     length = norm.dual(w_best)
     return Plane(w_best / per_sample(torch.where(length > 0, length, 1), w_best), zeta_best)
+
+
+def linearised(member: Member, x: Tensor) -> tuple[Tensor, PullBack]:
+    """Logits at x, and a function of weights (B, C) for the gradient of <weights, logits> in x.
+
+    The function is told whether it will be called again. An accelerated member brings its own `linearised`.
+    """
+    own = getattr(member, "linearised", None)
+    return by_autograd(member, x) if own is None else own(x)
+
+
+def by_autograd(member: Member, x: Tensor) -> tuple[Tensor, PullBack]:
+    """`linearised` of any member."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        logits = member(x)
+
+    def pull_back(weights: Tensor, again: bool) -> Tensor:
+        with torch.enable_grad():
+            value = (logits * weights).sum()
+        return differentiate(value, x, again)
+
+    return logits.detach(), pull_back
 
 
 def _distances(norm: Norm, w: Tensor, h: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ def in_search_precision(folded: nn.Module, precision: str, fuse: bool = True) ->
     if precision == "float16":
         net = fuse_if_possible(net, torch.float16, every=True) if fuse else net
         net = _with_float32_logits(net, row_by_row=is_fully_fused(net))
+        _scale_instead_of_norm(net)
     if any(p.dim() == 4 for p in net.parameters()):
         net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if precision in AUTOCAST:
@@ -100,6 +101,33 @@ def _tested_convolve() -> Convolve:
     if float(convolve(x, taps, 1)[0, 0, 1, 1]) != 36.0:
         raise RuntimeError("the Triton kernel gives a wrong result")
     return convolve
+
+
+class _Scale(nn.Module):
+    """A batch norm in evaluation mode: x times a number per channel, plus another. Its gradient is one pass."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__()
+        assert norm.running_mean is not None and norm.running_var is not None
+        scale = (norm.running_var.double() + norm.eps).rsqrt()
+        scale = scale if norm.weight is None else scale * norm.weight.double()
+        shift = -norm.running_mean.double() * scale
+        shift = shift if norm.bias is None else shift + norm.bias.double()
+        self.register_buffer("scale", scale.float()[:, None, None])
+        self.register_buffer("shift", shift.float()[:, None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.shift.to(x.dtype), x, self.scale.to(x.dtype))
+
+
+def _scale_instead_of_norm(net: nn.Module) -> None:
+    """Batch norms that could not be folded, such as the first of a pre-activation block."""
+    for name, module in list(net.named_modules()):
+        if name and type(module) is nn.BatchNorm2d and not module.training and module.running_mean is not None:
+            net.set_submodule(name, _Scale(module))
 
 
 class _Float32Linear(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from recarc.runtime import COARSE, TILE, check_precision
 SMALLEST_CAPTURE = 16  # images in a captured tile, at least
 BUSY, SMALLEST_TILE = 1.5e11, 32  # floating-point operations that keep a GPU busy; images at once, at least
 STEADY = 4  # answers of a member that must agree
-SIZES_APART = 4  # from one size of captured tiles to the next
+MANY = 16  # times as much in the largest of several sizes of tiles
 CHECKED_IMAGES, AGREEMENT = 64, 0.05  # fused logits are compared with plain ones; the difference that rounding allows
 SIZES_PER_TILE = 4  # other tiles are padded to a multiple of a quarter on a GPU, so that few sizes occur
 
@@ -141,12 +142,17 @@ class FastMember(nn.Module):
             logits = [self._predict(part, size).to(x.dtype, copy=True) for part, size in self.parts(x)]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
+    def linearised(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor, bool], Tensor]]:
+        """Logits at x and their pull-back, with no autograd around it (see `recarc.attacks.nearest_plane`)."""
+        tape = _Tape(self, x)
+        return tape.logits(), lambda weights, again: tape.pull_back(weights)
+
     def tile_for(self, x: Tensor) -> int:
         """The most images at once: as many as keep the device busy, fewer the more work each is."""
         if self._tile is None:
             self._tile = self.settings.tile or TILE.get(x.device.type, TILE["cpu"])
             if x.is_cuda:
-                largest = 1 if self.settings.one_size else SIZES_APART**2  # beside smaller ones
+                largest = 1 if self.settings.one_size else MANY
                 self._tile = min(self._tile, max(SMALLEST_TILE, largest * busy_tile(self.folded, x)))
         return self._tile
 
@@ -163,20 +169,20 @@ class FastMember(nn.Module):
         if self._sizes is None:
             self._sizes = captured_sizes(tile)
             if self.settings.one_size:
-                self._sizes = (*(s for s in self._sizes[:-1] if self._same_bits(x, s, tile)), tile)
+                self._sizes = self._same_bits(x, self._sizes)
         return self._sizes
 
-    def _same_bits(self, x: Tensor, size: int, tile: int) -> bool:
-        """Whether logits and gradients of the first images are the same to the last bit in tiles of both sizes."""
-        images = channels_last(x[torch.arange(tile, device=x.device) % len(x)].detach().to(self.dtype))
-        found = []
-        for count in (size, tile):
-            leaf = images[:count].detach().requires_grad_()
+    def _same_bits(self, x: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """The sizes at which logits and gradients of the first images are those of the largest, to the last bit."""
+        images = channels_last(x[torch.arange(sizes[-1], device=x.device) % len(x)].detach().to(self.dtype))
+        found = {}
+        for size in sizes:
+            leaf = images[:size].detach().requires_grad_()
             with torch.enable_grad():
                 logits = self._search(leaf)
             signs = torch.arange(logits.numel(), device=x.device).view_as(logits).cos()
-            found.append((logits.detach(), self._search.pull_back(logits, leaf, signs)))
-        return all(torch.equal(small, large[:size]) for small, large in zip(*found))
+            found[size] = torch.cat([logits.detach(), self._search.pull_back(logits, leaf, signs).flatten(1)], dim=1)
+        return tuple(size for size in sizes if torch.equal(found[size], found[sizes[-1]][:size]))
 
     def parts(self, x: Tensor) -> list[tuple[Tensor, int]]:
         """The batch in tiles, each with the size to which it is padded."""
@@ -258,21 +264,48 @@ def busy_tile(net: nn.Module, x: Tensor) -> int:
 
 
 def captured_sizes(tile: int) -> tuple[int, ...]:
-    """From small to large, a factor of four apart: few, since each costs a moment to capture and memory to keep."""
+    """From small to large, a factor of two apart: few, since each costs a moment to capture and memory to keep."""
     smallest = min(tile, SMALLEST_CAPTURE)
-    return tuple(sorted({max(smallest, tile // SIZES_APART**k) for k in range(3)}))
+    return tuple(sorted({max(smallest, tile >> k) for k in range(5)}))
 
 
 def tiles_for(count: int, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(samples, size of their tile) for a batch: full tiles first, at most half of a tile is padding if smaller fit."""
+    """(samples, size of their tile) for a batch: full tiles first, at most a quarter is padding if smaller ones fit."""
     plan = []
     while count:
         fits = next((size for size in sizes if size >= count), sizes[-1])
         smaller = [size for size in sizes if size < fits]
-        size = smaller[-1] if smaller and count <= fits // 2 else fits
+        size = smaller[-1] if smaller and 4 * count <= 3 * fits else fits
         plan.append((min(count, size), size))
         count -= plan[-1][0]
     return plan
+
+
+class _Tape:
+    """The forward pass of a batch, from which gradients may be taken several times."""
+
+    def __init__(self, member: FastMember, x: Tensor) -> None:
+        self.member, self.x = member, x.detach()
+        self._run()
+
+    def _run(self) -> None:
+        with torch.cuda.device_of(self.x):
+            self.tiles, self.counts = self.member.differentiable_tiles(self.x)
+        self.passes = self.member.passes
+
+    def logits(self) -> Tensor:
+        parts = zip(self.tiles, self.counts)
+        return torch.cat([tile.logits.detach()[:count].to(self.x.dtype) for tile, count in parts])
+
+    def pull_back(self, cotangent: Tensor) -> Tensor:
+        """The gradient of <logits, cotangent> in x."""
+        if self.passes != self.member.passes and any(isinstance(tile, CapturedTile) for tile in self.tiles):
+            self._run()  # the member has run again since, over the same buffers
+        gradient = torch.empty_like(self.x)
+        with torch.cuda.device_of(self.x):
+            for tile, part, place in zip(self.tiles, cotangent.split(self.counts), gradient.split(self.counts)):
+                place.copy_(tile.pull_back(part)[: len(part)])
+        return gradient
 
 
 class _Differentiable(torch.autograd.Function):
@@ -280,26 +313,11 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, member: FastMember) -> Tensor:
-        with torch.cuda.device_of(x):
-            ctx.tiles, ctx.sizes = member.differentiable_tiles(x)
-        ctx.member, ctx.passes = member, member.passes
-        ctx.x = x.detach()
-        return torch.cat([t.logits.detach()[:n].to(x.dtype) for t, n in zip(ctx.tiles, ctx.sizes)])
+        ctx.tape = _Tape(member, x)
+        logits: Tensor = ctx.tape.logits()
+        return logits
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-        with torch.cuda.device_of(cotangent):
-            return _input_gradient(ctx, cotangent), None
-
-
-def _input_gradient(ctx: Any, cotangent: Tensor) -> Tensor:
-    member = ctx.member
-    if ctx.passes != member.passes and any(isinstance(tile, CapturedTile) for tile in ctx.tiles):
-        # The member has run again since, over the same buffers.
-        ctx.tiles, ctx.sizes = member.differentiable_tiles(ctx.x)
-        ctx.passes = member.passes
-    gradient = torch.empty_like(ctx.x)
-    for tile, part, place in zip(ctx.tiles, cotangent.split(ctx.sizes), gradient.split(ctx.sizes)):
-        place.copy_(tile.pull_back(part)[: len(part)])
-    return gradient
+        return ctx.tape.pull_back(cotangent), None

@@ -193,8 +193,8 @@ def fuse_blocks(
     """A copy with its blocks fused, or the module itself if it has none; its batch norms should be folded already.
 
     The output of a block is in float32 unless another block reads it. With `every`, convolutions of more channels or
-    larger windows too, and those without a ReLU. Raises InputError for what tracing cannot see, such as hooks on the
-    module.
+    larger windows too, and those without a ReLU; then only the last output is in float32. Raises InputError for what
+    tracing cannot see, such as hooks on the module.
     """
     if has_hooks(module) or "forward" in vars(module):
         raise InputError(f"{type(module).__name__} has hooks or a forward of its own; it is run unfused")
@@ -212,7 +212,8 @@ def fuse_blocks(
         convolutions = [modules[str(c.target)] for c in match.convolutions]
         shortcut = "none" if match.other is None else "input" if adds_its_input(match, convolutions) else "other"
         block = FusedBlock(convolutions, shortcut, convolve, dtype, relu=match.relu, most_channels=most_channels)
-        block.out_dtype = dtype if node in read_by_blocks else torch.float32
+        last = number + 1 == len(matches) if every else node not in read_by_blocks
+        block.out_dtype = torch.float32 if last else dtype
         name = f"fused_block_{number}"
         while hasattr(whole, name):
             name += "_"
