@@ -58,8 +58,10 @@ What makes a run fast. In the attacks: samples that cannot get any worse leave t
 change in a whole iteration of ARC, since the next would repeat it; one backward pass per plane (the difference of two
 logits), not one per class. Together that leaves an eleventh of the baseline's passes in the run below. In
 `recarc.fast.accelerate(ensemble, precision)`, an ensemble to search with: batch norm is folded into the convolutions
-and, for up to 64 channels, bias, shortcut and ReLU are fused with them in a Triton kernel with a gradient of its own;
-float16, which rounds like TF32 in half the memory, with linear heads in float32; CUDA graphs. A search in float16 may
+and bias, shortcut and ReLU are fused with them: for up to 64 channels in a Triton kernel with a gradient of its own,
+for more by cuDNN; float16, which rounds like TF32 in half the memory, with linear heads in float32; CUDA graphs of a
+few sizes, captured when they are first needed, so that a handful of samples costs a handful of launches. No kernels are
+tried out, and nothing is compiled but our Triton kernels, once per machine. A search in float16 may
 end up to 0.2 points above one in TF32, because a point just across a boundary in one precision can be on its other side
 in another. The baselines and the other libraries run with PyTorch's defaults, on a GPU with convolutions in TF32;
 "members as given" is float32 throughout.

@@ -121,7 +121,7 @@ class RandomizedEnsemble(nn.Module):
         """sum_i alpha_i 1{member i is right} of (M, B) bits, (B,) float64; equal sums compare equal."""
         if correct.device.type == "mps":  # no float64 there
             correct = correct.cpu()
-        alpha = self.alpha.to(correct.device)
+        alpha = self.alpha.to(correct.device, non_blocking=True)  # or the GPU would be waited for
         return rounded((alpha[:, None] * correct).sum(0))
 
     def expected_loss(self, x: Tensor, y: Tensor, loss: str = "ce") -> Tensor:

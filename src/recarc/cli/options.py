@@ -44,7 +44,11 @@ SeedOption = Annotated[int | None, typer.Option(help="Seed of the attack's rando
 
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 PrecisionOption = Annotated[
-    str, typer.Option(help="Precision of the attack: float32, float64, tf32, float16 (GPU) or bfloat16.")
+    str,
+    typer.Option(
+        help="Precision of the attack's search: auto (float16 on a GPU, else float32), float32, float64, tf32, float16 "
+        "or bfloat16. Points are always judged in float32."
+    ),
 ]
 TrustCodeOption = Annotated[
     bool,
