@@ -39,7 +39,8 @@ peers: $(STAMP)
 # The documentation, in site/; any warning is an error.
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python docs/pages.py
+	$(BIN)/mkdocs build --strict --quiet
 
 # For the tests of the report in a real browser (Debian's chromium, no other is fetched); without it they are skipped.
 browser: $(STAMP)

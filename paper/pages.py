@@ -58,8 +58,10 @@ What makes a run fast. In the attacks: samples that cannot get any worse leave t
 change in a whole iteration of ARC, since the next would repeat it; one backward pass per plane (the difference of two
 logits), not one per class. Together that leaves an eleventh of the baseline's passes in the run below. In
 `recarc.fast.accelerate(ensemble, precision)`, an ensemble to search with: batch norm is folded into the convolutions
-and, for up to 64 channels, bias, shortcut and ReLU are fused with them in a Triton kernel with a gradient of its own;
-float16, which rounds like TF32 in half the memory, with linear heads in float32; CUDA graphs. A search in float16 may
+and bias, shortcut and ReLU are fused with them: for up to 64 channels in a Triton kernel with a gradient of its own,
+for more by cuDNN; float16, which rounds like TF32 in half the memory, with linear heads in float32; CUDA graphs of a
+few sizes, captured when they are first needed, so that a handful of samples costs a handful of launches. No kernels are
+tried out, and nothing is compiled but our Triton kernels, once per machine. A search in float16 may
 end up to 0.2 points above one in TF32, because a point just across a boundary in one precision can be on its other side
 in another. The baselines and the other libraries run with PyTorch's defaults, on a GPU with convolutions in TF32;
 "members as given" is float32 throughout.
@@ -89,6 +91,7 @@ def render(folder: Path, docs: Path) -> list[Path]:
         written.append(docs / f"{name}.md")
         written[-1].write_text(page(name, measured, folder, docs), encoding="utf-8")
     parts = {"headline": headline(measured), "costs": costs_table(measured), "gallery": gallery_table(measured)}
+    parts["certificates"] = certificates_table(measured)
     marked = [path for path in (docs.parent / "README.md", *sorted(docs.glob("*.md"))) if path.exists()]
     return [*written, *(path for path in marked if fill(path, parts))]
 
@@ -238,6 +241,24 @@ def gallery_table(measured: Measured) -> str:
     problem = f"{last.images} test images of digits, {last.norm} eps {last.eps}"
     note = f"{problem}; {last.hardware}, {last.date}, {(last.commit or '')[:10]}, `{last.command}`."
     return f"{Grid('', ['member', *columns, 'verdict', 'signals with every seed'], cells).markdown()}\n\n{note}"
+
+
+def certificates_table(measured: Measured) -> str:
+    """The sandwich of every ensemble, one line each, and what the exact method says of it."""
+    rows = [row for result in measured["certificates"] for row in result.rows]
+    if not rows:
+        return "Not measured yet: `python -m paper certificates`, then `--render`."
+    columns = list(dict.fromkeys(figure.column for row in rows for figure in row.figures))
+    cells = [
+        [row.row, str(row.images), *(f"{f.measured:.2f}" if (f := row.figure(c)) else "" for c in columns)]
+        for row in rows
+    ]
+    notes = [
+        f"- {row.row}: {row.note or 'bounds only'}; {row.seconds:.0f} s, {row.hardware}, {row.date}, "
+        f"{(row.commit or '')[:10]}, `{row.command}`."
+        for row in rows
+    ]
+    return "\n".join([Grid("", ["ensemble", "images", *columns], cells).markdown(), "", *notes])
 
 
 def costs_table(measured: Measured) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from halfspace_oracle import smallest_radius
 from recarc import Ball, RandomizedEnsemble
 from tiny import linear
 
@@ -38,6 +40,19 @@ class Bank:
         """Ensemble k by itself, for the exact solvers."""
         members = [linear(m.w[k].detach(), m.b[k].detach()) for m in self.ensemble.members]  # type: ignore[union-attr]
         return RandomizedEnsemble(members, self.ensemble.alpha), self.x[k : k + 1, :-1], self.y[k : k + 1]
+
+    def missed(self, x_adv: Tensor, barely: float) -> list[bool]:
+        """For each member that is still right at x_adv: could it be fooled together with those that are wrong there?
+
+        What is foolable by less than a share `barely` of eps does not count.
+        """
+        wrong = (~self.ensemble.correct(x_adv, self.y)).numpy()
+        found = []
+        for k, i in zip(*np.nonzero(~wrong.T)):
+            together = np.append(np.nonzero(wrong[:, k])[0], i)
+            radius = smallest_radius(self.w[together, k].numpy(), self.margins[together, k].numpy(), self.ball.norm)
+            found.append(radius < float(self.ball.eps) * (1 - barely))
+        return found
 
 
 def bank(

@@ -86,6 +86,10 @@ def pixels(name: str) -> Callable[[Path], object]:
     return read
 
 
+def arrays(name: str) -> Callable[[Path], object]:
+    return lambda folder: load(folder / name, "test").batch([0, 1])
+
+
 def idx(folder: Path, gz: bool = False) -> None:
     files.write_idx(folder, "t10k", *files.some_images(6, 1, 28), gz=gz)
 
@@ -180,6 +184,8 @@ SUBJECTS = (
         lambda f: files.write_parquet(f / "cifar10/test.parquet", *files.some_images(6), names=list("abcdefghij")),
         pixels("cifar10"),
     ),
+    Subject("npz", lambda f: files.write_arrays(f / "test.npz", *files.some_images(4)), arrays("test.npz")),
+    Subject("tensors .pt", lambda f: files.write_arrays(f / "test.pt", *files.some_images(4)), arrays("test.pt")),
     Subject("images", lambda f: files.write_folder(f / "images/test", *files.some_images(4)), pixels("images")),
     Subject(
         "ensemble", lambda f: save_ensemble(small_rec(), f / "rec"), lambda f: load_ensemble(f / "rec"), reseal_ensemble
@@ -263,7 +269,8 @@ def _mutated_archive(raw: bytes, draw: random.Random) -> bytes:
     """A zip file, as torch.save writes them, with one member changed and its checksum right."""
     sink = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(raw)) as old, zipfile.ZipFile(sink, "w") as new:
-        chosen = draw.choice([name for name in old.namelist() if draw.random() < 0.5 or name.endswith(".pkl")])
+        names = old.namelist()
+        chosen = draw.choice([name for name in names if draw.random() < 0.5 or name.endswith(".pkl")] or names)
         for name in old.namelist():
             content = old.read(name)
             new.writestr(name, _mutated_bytes(content, draw) if name == chosen else content)

@@ -141,6 +141,22 @@ def test_the_job_script_for_slurm_runs(code: str, tmp_path: Path) -> None:
         assert len(Evaluation.load(tmp_path / "runs" / "arc")) == 32
 
 
+@pytest.mark.parametrize("name", ["commands.md", "zoo.md"])
+def test_generated_pages_are_in_step(name: str) -> None:
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        from pages import PAGES
+    finally:
+        sys.path.pop(0)
+    assert (ROOT / "docs" / name).read_text() == PAGES[name](), "run `python docs/pages.py`"
+
+
+def test_one_version_everywhere() -> None:
+    version = recarc.__version__
+    for name in ("pyproject.toml", "CITATION.cff", "README.md", "CHANGELOG.md"):
+        assert version in (ROOT / name).read_text(), name
+
+
 def test_the_threat_model_is_linked_and_packaged() -> None:
     assert (ROOT / "SECURITY.md").is_file()
     assert "(SECURITY.md)" in (ROOT / "README.md").read_text() and "SECURITY.md" in (ROOT / "MANIFEST.in").read_text()

@@ -11,6 +11,7 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from recarc import Ball, InputError, Norm
+from recarc.evaluation.judge import tolerance
 from recarc.geometry import per_sample, running_total, total
 from tiny import points
 
@@ -216,22 +217,28 @@ def test_projection_onto_l2_and_linf_closed_forms() -> None:
     torch.testing.assert_close(Ball("l2", 1.0, None).project(d, x), d / length.clamp(min=1))
 
 
+def nearest_in_l1(d: np.ndarray, eps: float, bounds: list[tuple[float, float | None]]) -> np.ndarray:
+    """By scipy: minimise ||a - c - d||^2 under sum (a + c) <= eps and the bounds of a and of c."""
+    count = len(d)
+    result = optimize.minimize(
+        lambda v: ((v[:count] - v[count:] - d) ** 2).sum(),
+        np.full(2 * count, 0.01),
+        jac=lambda v: 2 * np.r_[v[:count] - v[count:] - d, -(v[:count] - v[count:] - d)],
+        bounds=bounds,
+        constraints=[{"type": "ineq", "fun": lambda v: eps - v.sum()}],
+        method="SLSQP",
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    return result.x[:count] - result.x[count:]
+
+
 def test_projection_onto_l1_is_the_nearest_point() -> None:
     """Against scipy: minimise ||u - d||^2 under ||u||_1 <= eps, written with u = a - c, a, c >= 0."""
     d, eps = normal(6, 4, seed=8), torch.tensor([0.2, 0.5, 1.0, 2.0, 4.0, 20.0], dtype=torch.float64)
     out = Ball("l1", eps, box=None).project(d, torch.zeros_like(d))
     for n in range(6):
-        target = d[n].numpy()
-        result = optimize.minimize(
-            lambda v, t=target: ((v[:4] - v[4:] - t) ** 2).sum(),
-            np.full(8, 0.01),
-            jac=lambda v, t=target: 2 * np.r_[v[:4] - v[4:] - t, -(v[:4] - v[4:] - t)],
-            bounds=[(0, None)] * 8,
-            constraints=[{"type": "ineq", "fun": lambda v, e=float(eps[n]): e - v.sum()}],
-            method="SLSQP",
-            options={"ftol": 1e-14, "maxiter": 500},
-        )
-        np.testing.assert_allclose(out[n], result.x[:4] - result.x[4:], atol=1e-5)
+        bounds = [(0, None)] * 8
+        np.testing.assert_allclose(out[n], nearest_in_l1(d[n].numpy(), float(eps[n]), bounds), atol=1e-5)
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.1, 1.0, 5.0, 500.0])
@@ -262,17 +269,8 @@ def test_projection_onto_l1_ball_and_box_is_the_nearest_point() -> None:
     eps = torch.tensor([0.1, 0.3, 0.6, 1.0, 1.5, 4.0], dtype=torch.float64)
     out = Ball("l1", eps).project(d, x)
     for n in range(6):
-        target = d[n].numpy()
-        result = optimize.minimize(
-            lambda v, t=target: ((v[:4] - v[4:] - t) ** 2).sum(),
-            np.full(8, 0.01),
-            jac=lambda v, t=target: 2 * np.r_[v[:4] - v[4:] - t, -(v[:4] - v[4:] - t)],
-            bounds=[(0, float(1 - u)) for u in x[n]] + [(0, float(u)) for u in x[n]],
-            constraints=[{"type": "ineq", "fun": lambda v, e=float(eps[n]): e - v.sum()}],
-            method="SLSQP",
-            options={"ftol": 1e-14, "maxiter": 500},
-        )
-        np.testing.assert_allclose(out[n], result.x[:4] - result.x[4:], atol=1e-5)
+        bounds = [(0, float(1 - u)) for u in x[n]] + [(0, float(u)) for u in x[n]]
+        np.testing.assert_allclose(out[n], nearest_in_l1(d[n].numpy(), float(eps[n]), bounds), atol=1e-5)
 
 
 # Steps
@@ -461,3 +459,13 @@ def test_long_rows_are_added_alike_in_any_batch_and_by_any_number_of_threads() -
     finally:
         torch.set_num_threads(threads)
     torch.testing.assert_close(total(v), v.double().sum(1).float())
+
+
+@pytest.mark.parametrize("p", [1, 1.5, 2, math.inf])
+def test_points_from_far_away_end_inside(p: float) -> None:
+    """What a user's attack may well project: rounding in float32 must not carry it further than the judge allows."""
+    x = torch.rand(50, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    ball = Ball(p, 0.5)
+    delta = ball.project(1e4 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1)), x)
+    excess = ball.violation(x, ball.move(x, delta)) - tolerance(x.double(), ball)
+    assert float(excess.max()) <= 0

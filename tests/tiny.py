@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +49,16 @@ def mlp_ensemble(
     members: int = 3, alpha: Sequence[float] | None = None, seed: int = 0, dtype: torch.dtype = torch.float64, **kw: int
 ) -> RandomizedEnsemble:
     return RandomizedEnsemble([mlp(100 * seed + i, dtype=dtype, **kw) for i in range(members)], alpha)
+
+
+class Malicious:
+    """A pickle of this creates a folder when it is loaded without care."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.trace),)
 
 
 class Recorder(nn.Module):

@@ -35,13 +35,19 @@ def _expected_accuracy(models: Sequence[Member], alpha: Tensor, x: Tensor, y: Te
     return (alpha[:, None] * right).sum(0).round(decimals=12)
 
 
-def _nearest(model: Member, u: Tensor, q: float) -> tuple[Tensor, Tensor]:
-    """The gradient difference of the nearest plane, at dual norm 1, and the distance to it."""
+def _nearest(model: Member, u: Tensor, q: float, planes: int | None) -> tuple[Tensor, Tensor]:
+    """The gradient difference of the nearest plane, at dual norm 1, and the distance to it.
+
+    Of all planes, or of those to the `planes` likeliest classes (Appendix D).
+    """
     with torch.enable_grad():
         u = u.detach().requires_grad_()
         logits = model(u)
         m = logits.argmax(1)
         own = torch.autograd.grad(logits.gather(1, m[:, None]).sum(), u, retain_graph=True)[0]
+        if planes is not None:
+            logits = logits.gather(1, logits.topk(planes + 1, dim=1).indices)
+            m = torch.zeros_like(m)
         classes = logits.shape[1]
         each = [torch.autograd.grad(logits[:, j].sum(), u, retain_graph=j + 1 < classes)[0] for j in range(classes)]
     w = own[None] - torch.stack(each)  # (C, B, ...)
@@ -53,8 +59,17 @@ def _nearest(model: Member, u: Tensor, q: float) -> tuple[Tensor, Tensor]:
     return w[n, rows] / _rows(length[n, rows].clamp(min=1e-12)), distance[n, rows]
 
 
-def arc(models: Sequence[Member], alpha: Tensor, x: Tensor, y: Tensor, p: float, eps: float, steps: int) -> Tensor:
-    """Algorithm 2 on one batch, every plane, eta = eps (linf) or eps / 4 (l2), rho = 0.05 eps."""
+def arc(
+    models: Sequence[Member],
+    alpha: Tensor,
+    x: Tensor,
+    y: Tensor,
+    p: float,
+    eps: float,
+    steps: int,
+    planes: int | None = None,
+) -> Tensor:
+    """Algorithm 2 on one batch, every plane unless told, eta = eps (linf) or eps / 4 (l2), rho = 0.05 eps."""
     q, eta, rho = (1.0, eps, 0.05 * eps) if math.isinf(p) else (2.0, eps / 4, 0.05 * eps)
     alpha = alpha.to(x.device)
     order = sorted(range(len(models)), key=lambda i: -float(alpha[i]))
@@ -63,7 +78,7 @@ def arc(models: Sequence[Member], alpha: Tensor, x: Tensor, y: Tensor, p: float,
     for _ in range(steps):
         delta_l, v_l = torch.zeros_like(x), v
         for i in order:
-            w, zeta = _nearest(models[i], (x + delta + delta_l).clamp(0, 1), q)
+            w, zeta = _nearest(models[i], (x + delta + delta_l).clamp(0, 1), q, planes)
             g = -(w.sign() if math.isinf(p) else w)
             far = (zeta >= eta) | (delta_l.flatten(1).abs().amax(1) == 0)
             along = (w * delta_l).flatten(1).sum(1)

@@ -11,8 +11,9 @@ from recarc.errors import InputError, unknown
 # In the order of the documents; importing a module registers its items.
 MODULES = (
     *("paper.items.tables", "paper.items.figures", "paper.items.head_to_head", "paper.items.quoted"),
-    *("paper.items.autoattack", "paper.items.gallery"),
-    *("paper.bench.throughput", "paper.bench.attacks", "paper.bench.scaling", "paper.bench.training"),
+    *("paper.items.autoattack", "paper.items.gallery", "paper.items.certificates"),
+    *("paper.bench.throughput", "paper.bench.attacks", "paper.bench.networks", "paper.bench.scaling"),
+    "paper.bench.training",
 )
 for name in MODULES:
     import_module(name)

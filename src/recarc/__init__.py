@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from recarc.ensemble import RandomizedEnsemble
     from recarc.errors import InputError
     from recarc.evaluation import Evaluation, Verdict, evaluate
+    from recarc.evaluation.certify import certify
     from recarc.fast import accelerate
     from recarc.geometry import Ball, Norm
     from recarc.models import load_ensemble, save_ensemble
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = attach(__name__)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from recarc.errors import InputError
 from recarc.inputs import check_y
+from recarc.lazy import import_object
 from recarc.losses import loss_named
 
 Member: TypeAlias = Callable[[Tensor], Tensor]
@@ -120,7 +121,7 @@ class RandomizedEnsemble(nn.Module):
         """sum_i alpha_i 1{member i is right} of (M, B) bits, (B,) float64; equal sums compare equal."""
         if correct.device.type == "mps":  # no float64 there
             correct = correct.cpu()
-        alpha = self.alpha.to(correct.device)
+        alpha = self.alpha.to(correct.device, non_blocking=True)  # or the GPU would be waited for
         return rounded((alpha[:, None] * correct).sum(0))
 
     def expected_loss(self, x: Tensor, y: Tensor, loss: str = "ce") -> Tensor:
@@ -143,6 +144,11 @@ class RandomizedEnsemble(nn.Module):
     def averaged(self) -> RandomizedEnsemble:
         """The deterministic rival, an ensemble of one member: the mean of the members' probabilities (`Averaged`)."""
         return RandomizedEnsemble([Averaged(self)])
+
+    def push_to_hub(self, repo: str, *, result: object = None, private: bool = False) -> str:
+        """Upload as `user/name` to the Hugging Face Hub, with the verdict of an `Evaluation`; returns what to load."""
+        pinned: str = import_object("function", "recarc.models:push_to_hub")(self, repo, result=result, private=private)
+        return pinned
 
     def deploy(self, seed: int | None = None) -> Deployed:
         """The ensemble as it answers in service, drawing from the operating system's generator, which an attacker

@@ -225,10 +225,13 @@ class Ball:
         else:
             length = per_sample(self.norm.norm(delta), delta)
             delta = delta * torch.where(length > eps, eps / torch.where(length > eps, length, 1), 1)
-        if self.box is None:
+        if self.box is not None:
+            wide = x.to(delta.dtype)
+            delta = torch.maximum(torch.minimum(delta, self.box[1] - wide), self.box[0] - wide)
+        if self.norm.p != 1:
             return delta
-        wide = x.to(delta.dtype)
-        return torch.maximum(torch.minimum(delta, self.box[1] - wide), self.box[0] - wide)
+        length = per_sample(self.norm.norm(delta), delta)  # of a point from far away, rounding leaves it too long
+        return torch.where(length > eps * (1 + 1e-6), delta * (eps / length), delta)
 
     def _room(self, x: Tensor, towards: Tensor) -> Tensor:
         """How far each value of x may move in the direction of the sign of `towards` before it leaves the box."""

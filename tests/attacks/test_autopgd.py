@@ -43,6 +43,34 @@ def test_at_least_as_strong_as_pgd_on_one_member(loss: str, p: str, eps: float) 
     assert 0 < float(ours) <= float(pgd) + behind + 1e-12
 
 
+class Counting(nn.Module):
+    def __init__(self, member: nn.Module) -> None:
+        super().__init__()
+        self.member, self.gradients = member, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.gradients += len(x) * x.requires_grad
+        out: Tensor = self.member(x)
+        return out
+
+
+def test_scouts_save_most_of_the_gradients_and_lose_next_to_nothing() -> None:
+    member = Counting(mlp(0, classes=10))
+    ensemble = RandomizedEnsemble([member])
+    x, ball = points(150, 6), Ball("linf", 0.1)
+    y = labels_of(ensemble, x)
+
+    def left(**knobs: int) -> tuple[float, int]:
+        member.gradients = 0
+        x_adv = AutoPGD(member=0, steps=20, loss="dlr_targeted", **knobs)(ensemble, x, y, ball)
+        return float(ensemble.expected_accuracy(x_adv, y).sum()), member.gradients
+
+    (all_nine, dear), (two, cheap), (one, cheapest) = left(), left(scout=4), left(scout=4, finalists=1)
+    standing = int(two)
+    assert all_nine <= two <= all_nine + 1 and two <= one and two > 0
+    assert standing * (9 * 5 + 2 * 21) <= cheap < 0.6 * dear and cheapest < cheap
+
+
 def test_mixture_keeps_the_lowest_expected_accuracy_seen() -> None:
     ensemble = mlp_ensemble(3, [0.5, 0.3, 0.2])
     x = points(100, 6)
@@ -112,12 +140,12 @@ class Flattening(nn.Module):
 
 
 @pytest.mark.parametrize("member", [0, None])
-@pytest.mark.parametrize("loss", ["ce", "dlr_targeted"])
-def test_members_never_see_an_empty_batch(loss: str, member: int | None) -> None:
+@pytest.mark.parametrize("loss,scout", [("ce", 0), ("dlr_targeted", 0), ("dlr_targeted", 2)])
+def test_members_never_see_an_empty_batch(loss: str, scout: int, member: int | None) -> None:
     ensemble = RandomizedEnsemble([Flattening(mlp(0))])
     x, ball = points(20, 2, 3), Ball("linf", 0.9)
     right = labels_of(ensemble, x)
-    attack = AutoPGD(member=member, steps=5, loss=loss)
+    attack = AutoPGD(member=member, steps=5, loss=loss, scout=scout)
     wrong = (right + 1) % 5
     assert torch.equal(attack(ensemble, x, wrong, ball), x), "nothing to do where every answer is wrong already"
     fooled = attack(ensemble, x, right, ball)
@@ -127,6 +155,10 @@ def test_members_never_see_an_empty_batch(loss: str, member: int | None) -> None
 def test_bad_knobs() -> None:
     with pytest.raises(InputError, match=r"unknown loss 'drl'.*dlr"):
         AutoPGD(loss="drl")
+    with pytest.raises(InputError, match="scout is -1"):
+        AutoPGD(scout=-1)
+    with pytest.raises(InputError, match="finalists is 0"):
+        AutoPGD(finalists=0)
     two = mlp_ensemble(1, classes=2)
     x = points(3, 6)
     with pytest.raises(InputError, match="needs 4 classes"):

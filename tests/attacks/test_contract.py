@@ -50,6 +50,7 @@ ATTACKS: dict[str, Attack] = {
     "AutoPGD": AutoPGD(steps=4),
     "AutoPGD-1": AutoPGD(steps=4, member=1, loss="dlr"),
     "AutoPGD-T": AutoPGD(steps=3, member=1, loss="dlr_targeted", targets=2),
+    "AutoPGD-scout": AutoPGD(steps=3, member=1, loss="dlr_targeted", targets=3, scout=1),
     "Square": Square(queries=12),
     "Square-1": Square(queries=12, member=1),
     "Climb": Climb(steps=4),
@@ -58,7 +59,15 @@ ATTACKS: dict[str, Attack] = {
     "Tight": Tight("quick", steps=3),
     "WorstOf": WorstOf([AdaptivePGD(steps=3), ARC(steps=2), PGD(steps=3, member=2, random_init=True)]),
 }
-TOLD_WHOM = ("PGD", "PGD+R", "C&W-1", "AutoPGD-1", "AutoPGD-T", "Square-1")  # they attack the member they are given
+TOLD_WHOM = (
+    "PGD",
+    "PGD+R",
+    "C&W-1",
+    "AutoPGD-1",
+    "AutoPGD-T",
+    "AutoPGD-scout",
+    "Square-1",
+)  # they attack the member they are given
 every_attack = pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
 every_norm = pytest.mark.parametrize("p", [1, 2, math.inf])
 

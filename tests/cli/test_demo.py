@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from interpreter import run_python
-from recarc.attacks import tight
+from recarc.attacks import tight, unmasking
 from recarc.cli import app as program
 from recarc.cli import demo as module
 from recarc.data import ImageSet, load
@@ -47,12 +47,14 @@ def test_the_demo_shows_what_it_promises(tmp_path: Path) -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hardly any training, few images, and the least effort of the tight attack."""
 
-    def few(name: str, split: str, limit: int = 12) -> ImageSet:
-        return load(name, split, limit=limit)
+    def few(name: str, split: str, limit: int = 12, **options: Any) -> ImageSet:
+        return load(name, split, limit=limit, **options)
 
     monkeypatch.setattr(module, "SETTING", {**module.SETTING, **SMALL})
     monkeypatch.setattr("recarc.data.load", few)
     monkeypatch.setitem(tight.PRESETS, "standard", tight.PRESETS["quick"])
+    monkeypatch.setattr(tight, "SEARCH", 10)
+    monkeypatch.setattr(unmasking, "MORE_NEIGHBOURS", 2)
 
 
 def test_again_goes_on_and_another_seed_starts_anew(small: None, tmp_path: Path, capsys: Any) -> None:

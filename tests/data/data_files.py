@@ -28,6 +28,17 @@ def encoded(image: np.ndarray, kind: str = "PNG") -> bytes:
     return buffer.getvalue()
 
 
+def write_arrays(path: Path, images: np.ndarray, labels: np.ndarray) -> Path:
+    """Images and labels as .npz or .pt, as people save them."""
+    if path.suffix == ".npz":
+        np.savez_compressed(path, images=images, labels=labels)
+    else:
+        import torch
+
+        torch.save({"x": torch.from_numpy(images), "y": torch.from_numpy(labels)}, path)
+    return path
+
+
 def write_parquet(
     path: Path,
     images: np.ndarray,

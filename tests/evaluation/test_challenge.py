@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from runs import shorten_tight
 
 from paper.gallery import digits, trained
 from recarc import AutoPGD, Ball, InputError, RandomizedEnsemble, Restarts, Tight, Verdict, evaluate
@@ -96,7 +97,8 @@ def test_what_falls_to_the_challenge_lowers_the_floor(monkeypatch: pytest.Monkey
     assert without[drawn].all() and np.array_equal(without[~drawn], alone[~drawn])
 
 
-def test_the_same_pairs_in_any_batch_and_within_restarts() -> None:
+def test_the_same_pairs_in_any_batch_and_within_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_tight(monkeypatch)
     _, whole, alone = run(Tight(steps=2, challenge=0.5), count=10)
     _, parts, again = run(Tight(steps=2, challenge=0.5), batch_size=4, count=10)
     assert np.array_equal(whole, parts) and np.array_equal(alone, again) and whole.max() == CHALLENGED
@@ -109,8 +111,9 @@ def test_nobody_withstood() -> None:
     assert Challenged.of(status, alone, np.array([0.5, 0.5]), 0.1) == Challenged(0, 0, 0, 0.1, 0.0)
 
 
-def test_a_challenge_that_took_much_from_the_floor_forbids_conclusive() -> None:
+def test_a_challenge_that_took_much_from_the_floor_forbids_conclusive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even one of all pairs: attacks that missed so many may well have missed others."""
+    shorten_tight(monkeypatch)
     x, y = (part[:270] for part in digits("test"))
     found = Verdict.of(evaluate(trained(0), Tight(steps=2, challenge=1), (x, y), Ball("linf", 0.1), progress=False))
     assert found.conclusive and found.challenge is not None and found.challenge.lowered <= 0.005

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import BALL, QUICK, problem
+from runs import BALL, QUICK, problem, shorten_tight
 from torch import Tensor, nn
 
 from recarc import PGD, Ball, Evaluation, RandomizedEnsemble, Tight, Verdict, evaluate
@@ -122,6 +122,7 @@ def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a signal stands, tight searches long and without gradients."""
     monkeypatch.setattr(tight, "SEARCH", 10)
     monkeypatch.setattr(unmasking, "MORE_NEIGHBOURS", 2)
+    shorten_tight(monkeypatch)
 
 
 def test_warnings_stay_with_the_run(short_searches: None, tmp_path: Path) -> None:

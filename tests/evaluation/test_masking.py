@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from runs import problem
+from runs import problem, shorten_tight
 
 from paper.gallery import HONEST, MASKED, digits
 from recarc import Ball, Evaluation, RandomizedEnsemble, Tight, Verdict, evaluate
@@ -112,15 +111,58 @@ def test_gradients_that_lead_down_but_not_to_the_boundary(member: Any, name: str
 
 
 def test_honest_members_stay_conclusive(monkeypatch: pytest.MonkeyPatch) -> None:
-    standard = tight.PRESETS["standard"]
-    assert standard.challenge is not None
-    short = replace(standard.challenge, steps=5, queries=20, smooth_steps=2)
-    monkeypatch.setitem(tight.PRESETS, "standard", replace(standard, challenge=short))
+    shorten_tight(monkeypatch)
     members = [HONEST["adversarially trained"](0), HONEST["plain"](0)]
     found = verdict_on(RandomizedEnsemble(members, [0.9, 0.1]), Tight(steps=2, challenge=1))
     assert found.conclusive and found.doubts == [] and found.signals == ()
     assert "no sign that their gradients mislead" in found.sentence
     assert not verdict_on(members[0], Tight(steps=2), count=3).conclusive, "three images say nothing"
+
+
+def shifted(member: Any, by: float) -> Any:
+    return lambda x: member(x) + by
+
+
+def test_a_constant_on_the_logits_cannot_hide_a_mask() -> None:
+    """Rounding swallows what a step changes: then nobody can tell, and that is a signal."""
+    honest, masked = HONEST["plain"](0), MASKED["ripple"](0)
+    assert "logits_rounded" in signals_of(shifted(masked, 1e6), LINF)
+    assert "gradients_disagree" in signals_of(shifted(masked, 1e4), LINF), "the larger steps still tell"
+    assert signals_of(shifted(honest, 1e6), LINF) == {"logits_rounded"}
+    assert signals_of(shifted(honest, 100), LINF) == set()
+    huge = signals_of(lambda x: torch.cat([masked(x), torch.full((len(x), 1), -1e6)], 1), LINF)
+    assert huge >= SIGNALS["ripple"], "a class that plays no part rounds nothing"
+
+
+class SometimesRounded(torch.nn.Module):
+    """Rounds the input of the few samples that are brighter than others, and leaks."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__()
+        self.plain, self.masked, self.least = HONEST["plain"](0), MASKED["8 levels, leak"](0), least
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        light = ((7 * x).round() / 7).mean((1, 2, 3), keepdim=True)[..., 0, 0]
+        return torch.where(light > self.least, self.masked(x), self.plain(x))
+
+
+def test_a_mask_on_few_samples_shows_where_every_attack_failed() -> None:
+    x, y = digits("test")
+    light, rows = x.mean((1, 2, 3)).sort().values, masking.probe_rows(len(x))
+    member = SometimesRounded(float(light[int(0.95 * len(x))]))
+    before = masking.measured(RandomizedEnsemble([member]), x[rows], y[rows], LINF)
+    assert before == [], "too few to notice before the attack"
+    found = verdict_on(member, Tight("quick", steps=2), count=len(x))
+    assert {signal.name for signal in found.signals} & {"gradients_disagree", "random_beats_gradients"}
+    assert any("gradients mislead" in doubt for doubt in found.doubts)
+
+
+def test_survivors_are_a_random_few() -> None:
+    withstood = np.arange(4000) % 2 == 0
+    rows = masking.left_rows(withstood)
+    assert len(rows) == 256 and withstood[rows].all() and len(set(rows // 400)) == 10
+    assert masking.left_rows(withstood[:40]).tolist() == masking.left_rows(withstood[:40]).tolist()
+    assert len(masking.left_rows(withstood[:40])) == 16 and len(masking.left_rows(~withstood[:1])) == 0
 
 
 def test_members_that_are_never_drawn_are_not_measured() -> None:
@@ -160,8 +202,9 @@ def test_a_larger_ball_that_is_harder_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("name", ["softmax(50 f)", "8 levels, leak", "ripple"])
-def test_tight_reacts(name: str, tmp_path: Path) -> None:
+def test_tight_reacts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a few images of the plain network, where gradients see next to nothing; a resumed run reacts alike."""
+    monkeypatch.setattr(tight, "SEARCH", 200)
     torch.manual_seed(0)
     x, y = (part[:16] for part in digits("test"))
     member, attack = MASKED[name](0), Tight("quick", steps=2)

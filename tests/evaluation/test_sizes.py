@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from recarc.evaluation.prepare import default_shard, default_tile, search_tile
+from recarc import RandomizedEnsemble
+from recarc.evaluation.prepare import OWN, default_shard, default_tile, resolved_precision, search_tile
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 SMALL, LARGE = torch.empty(1, 3, 32, 32), torch.empty(1, 3, 224, 224)
@@ -24,3 +26,18 @@ def test_an_accelerated_search_takes_more_at_once_but_not_more_than_there_are() 
     assert search_tile(GPU, SMALL, 256, 300) == 512
     assert search_tile(GPU, LARGE, 64, 10_000) == 64
     assert search_tile(CPU, SMALL, 16, 10_000) == 16
+
+
+def test_what_auto_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    single, double = nn.Linear(4, 3), nn.Linear(4, 3).double()
+    both, plain = RandomizedEnsemble([single, lambda x: single(x)]), RandomizedEnsemble([lambda x: single(x)])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert resolved_precision("auto", both, GPU, {}) == "float16"
+    assert resolved_precision("auto", plain, GPU, {}) == "float32"  # nothing there to convert
+    assert resolved_precision("auto", both, CPU, {}) == "float32"
+    assert resolved_precision("auto", RandomizedEnsemble([single, double]), GPU, {}) is None
+    assert resolved_precision("auto", both, GPU, {"precision": "tf32"}) == "tf32"  # of the run that is resumed
+    assert resolved_precision("auto", both, GPU, {"precision": OWN}) is None
+    assert resolved_precision("float64", both, GPU, {"precision": "tf32"}) == "float64"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
+    assert resolved_precision("auto", both, GPU, {}) == "float32"

@@ -122,6 +122,7 @@ class Noisy(nn.Linear):
         (nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), r"layer 1 \(Tanh\) has no bound rule"),
         (nn.Sequential(nn.Unflatten(1, (1, 1, 6)), nn.MaxPool2d((1, 2)), nn.Flatten()), "has no bound rule"),
         (Noisy(6, 3), "not deterministic"),
+        (nn.Linear(6, 3).bfloat16(), "computes in bfloat16"),
         (nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5)).train(), "not deterministic"),
     ],
 )

@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from torch import Tensor, nn
 
 from exact.random_networks import relu_mlp
-from recarc import ARC, Ball, Climb, InputError, RandomizedEnsemble
+from recarc import ARC, AdaptivePGD, Ball, InputError, RandomizedEnsemble
 from recarc.exact import relu
 from recarc.exact.bounds import margins
 from recarc.exact.joint import Certified, joint_certificates
@@ -103,7 +103,7 @@ def test_between_every_certificate_and_every_attack() -> None:
     floor = exact.floor(rec.alpha)
     assert bool((certified.floor(rec.alpha).per_sample <= floor.per_sample).all())
     assert bool((rec.score(exact.alone) <= floor.per_sample + 1e-12).all())
-    for attack in (ARC(), Climb()):
+    for attack in (ARC(), AdaptivePGD()):
         left = rec.expected_accuracy(attack(rec, x, y, ball), y)
         assert bool((floor.per_sample <= left + 1e-12).all())
     assert torch.equal(floor.per_sample, floor.upper)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,7 +18,9 @@ from oracle import Algorithm2
 from recarc import ARC, PGD, AdaptivePGD, Ball, InputError, RandomizedEnsemble, evaluate
 from recarc.attacks import Attack, AutoPGD, Climb
 from recarc.attacks.nearest_plane import nearest_plane
-from recarc.fast import FastMember, accelerate
+from recarc.fast import FastMember, FastSettings, accelerate
+from recarc.fast.execute import CapturedTile, Executor, padded_cotangent
+from recarc.fast.fast_member import busy_tile, captured_sizes, tiles_for
 from recarc.models.registry import build
 from tiny import assert_unchanged, cnn, labels_of, mlp_ensemble, photograph, points
 
@@ -144,6 +146,77 @@ def test_the_original_is_left_alone() -> None:
     y, before = labels_of(ensemble, x), photograph(ensemble, x)
     AdaptivePGD(steps=2)(accelerate(ensemble, "bfloat16"), x, y, Ball("l2", 0.2))
     assert_unchanged(before, photograph(ensemble, x))
+
+
+def test_a_batch_is_cut_into_tiles_of_few_sizes() -> None:
+    sizes = captured_sizes(1024)
+    assert sizes == (64, 128, 256, 512, 1024)
+    assert captured_sizes(5) == (5,)
+    assert tiles_for(2500, sizes) == [(1024, 1024), (1024, 1024), (452, 512)]
+    assert tiles_for(600, sizes) == [(512, 512), (64, 64), (24, 64)]
+    for count in range(1, 3000, 7):
+        plan = tiles_for(count, sizes)
+        assert sum(samples for samples, _ in plan) == count
+        assert all(samples <= size and size in sizes for samples, size in plan)
+        assert sum(size for _, size in plan) <= 64 + 4 * count / 3
+
+
+class Recorded(CapturedTile):
+    """Behaves like CUDA graphs, without a GPU: buffers of its own that the next forward pass overwrites."""
+
+    made: ClassVar[list[tuple[int, bool]]] = []
+
+    def __init__(self, executor: Executor, x: torch.Tensor, like: CapturedTile | None = None) -> None:
+        self.executor, self.x = executor, x.detach()
+        self.made.append((len(x), like is not None))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.x = torch.cat([x, self.x[len(x) :]]).detach().requires_grad_()
+        with torch.enable_grad():
+            self.logits = self.executor(self.x)
+        return self.logits.detach()[: len(x)]
+
+    def pull_back(self, cotangent: torch.Tensor) -> torch.Tensor:
+        return self.executor.pull_back(self.logits, self.x, padded_cotangent(cotangent, self.logits))
+
+
+@pytest.mark.parametrize("one_size", [False, True])
+def test_tiles_that_are_captured_give_the_same(one_size: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recarc.fast.fast_member.CapturedTile", Recorded)
+    monkeypatch.setattr(Recorded, "made", [])
+    net, x = convolutional(0), points(200, 2, 4, 4, dtype=torch.float32)
+    fast = FastMember(net, FastSettings("float32", graphs=True, tile=64, one_size=one_size))
+    u, v = x.clone().requires_grad_(), x.clone().requires_grad_()
+    logits, expected = fast(u), net(v)
+    torch.testing.assert_close(fast(x[:20]), expected[:20].detach(), rtol=1e-4, atol=1e-5)  # over the same buffers
+    (found,) = torch.autograd.grad(logits[:, 1].sum(), u)
+    torch.testing.assert_close(found, torch.autograd.grad(expected[:, 1].sum(), v)[0], rtol=1e-3, atol=1e-5)
+    # three full tiles, the later ones like the first, and the rest in the smallest tile
+    assert Recorded.made[:3] == [(64, False), (64, True), (64, True)]
+    assert set(Recorded.made[3:]) == ({(64, True)} if one_size else {(16, False)})
+
+
+def test_a_member_that_answers_at_random_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Drawing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.sum() > -1:  # cannot be traced
+                x = x + torch.rand(1)
+            return x.flatten(1)[:, :3]
+
+    monkeypatch.setattr("recarc.fast.fast_member.CapturedTile", Recorded)
+    monkeypatch.setattr(Recorded, "made", [])
+    fast = FastMember(Drawing(), FastSettings("tf32", graphs=True, tile=8))
+    x = torch.rand(4, 2, 4, 4)
+    assert not torch.equal(fast(x), fast(x))
+    assert not Recorded.made
+
+
+def test_the_more_work_an_image_is_the_fewer_go_at_once() -> None:
+    x, hooks = torch.rand(2, 3, 32, 32), "_forward_hooks"
+    small, large = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), nn.Sequential(nn.Conv2d(3, 4000, 31))
+    assert busy_tile(large, x) < busy_tile(small, x)
+    assert busy_tile(small, x) & (busy_tile(small, x) - 1) == 0
+    assert not getattr(small[0], hooks)
 
 
 def test_accelerate_is_exported() -> None:
@@ -292,3 +365,19 @@ def test_a_captured_member_that_ran_again_still_gives_its_earlier_gradient() -> 
     (found,) = torch.autograd.grad(logits[:, 1].sum(), u)
     (expected,) = torch.autograd.grad(member(v)[:, 1].sum(), v)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("arch", ["resnet20", "resnet18"])
+def test_figures_of_a_sample_do_not_depend_on_its_batch(arch: str) -> None:
+    torch.manual_seed(0)
+    member = accelerate(build(arch, classes=10).eval().cuda(), "float16", one_size=True).members[0]
+    x = points(300, 3, 32, 32, dtype=torch.float32).cuda()
+    found = []
+    for count in (300, 200, 40, 1):
+        u = x[:count].clone().requires_grad_()
+        logits = member(u)
+        (gradient,) = torch.autograd.grad(logits[:, 1].sum(), u)
+        found.append((logits.detach()[:1], gradient[:1], member(x[:count])[:1]))
+    for row in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(row, found[0]))

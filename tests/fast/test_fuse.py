@@ -63,6 +63,39 @@ def test_fused_networks_compute_the_same(arch: str, options: dict[str, str], exp
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("arch", "options", "blocks"),
+    [
+        ("resnet20", {"shortcut": "conv"}, 12),
+        ("resnet18", {"stem": "imagenet"}, 12),
+        ("preact_resnet18", {}, 20),
+        ("cnn", {}, 1),
+    ],
+)
+def test_every_convolution_can_be_fused(arch: str, options: dict[str, str], blocks: int) -> None:
+    """Those of many channels (run by the library), large windows and no ReLU too."""
+    net = network(arch, options).double()
+    fused = fuse_blocks(folded_copy(net), dtype=torch.float64, every=True)
+    found = [m for m in fused.modules() if isinstance(m, FusedBlock)]
+    assert len(found) == blocks
+    assert not [m for m in fused.modules() if isinstance(m, nn.Conv2d)]
+    for block in found:
+        block.out_dtype = torch.float64
+    x = points(2, 3, 32, 32)
+    for ours, wanted in zip(pulled(fused, x), pulled(net, x)):
+        torch.testing.assert_close(ours, wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_batch_norms_that_stay_become_a_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recarc.fast.convert.kernel_convolve", lambda: plain_convolve)
+    net = network("preact_resnet18", {})
+    fast = in_search_precision(folded_copy(net), "float16")
+    assert not [m for m in fast.modules() if isinstance(m, nn.BatchNorm2d)]
+    x = points(4, 3, 32, 32, dtype=torch.float32)
+    logits = Executor(fast, "float16", compile=False)(x)
+    torch.testing.assert_close(logits, net(x), rtol=2e-2, atol=2e-2)
+
+
 def test_what_does_not_fit_is_left_alone() -> None:
     net = nn.Sequential(
         nn.Conv2d(3, 8, 5, padding=2),
@@ -133,6 +166,9 @@ class Odd(nn.Module):
             o = self.two(g)
             t = self.relu(g)
             h = torch.relu(o + t)
+        elif self.kind == "output changed in place":
+            h = self.two(h)
+            h += 0.1
         elif self.kind == "broadcast":
             h = torch.relu(self.two(h) + self.scale)
         elif self.kind == "one channel":
@@ -142,6 +178,7 @@ class Odd(nn.Module):
         return self.fused_block_0(h.mean(dim=(2, 3)))
 
 
+@pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize(
     "kind",
     [
@@ -151,14 +188,15 @@ class Odd(nn.Module):
         "weighted sum",
         "changed under its feet",
         "input changed in place",
+        "output changed in place",
         "broadcast",
         "one channel",
         "plain",
     ],
 )
-def test_members_with_traps_compute_the_same(kind: str) -> None:
+def test_members_with_traps_compute_the_same(kind: str, every: bool) -> None:
     net, x = Odd(kind).double().eval().requires_grad_(False), points(2, 3, 6, 6)
-    fused = fuse_blocks(net, dtype=torch.float64)
+    fused = fuse_blocks(net, dtype=torch.float64, every=every)
     for block in (m for m in fused.modules() if isinstance(m, FusedBlock)):
         block.out_dtype = torch.float64
     torch.testing.assert_close(fused(x), net(x))
@@ -235,7 +273,7 @@ def test_running_out_of_memory_is_no_reason_to_run_unfused(monkeypatch: pytest.M
     for _ in range(2):  # a smaller batch is checked again
         with pytest.raises(torch.cuda.OutOfMemoryError):
             member(torch.rand(2, 3, 6, 6))
-        assert member.fusion_unchecked
+        assert member.unchecked
 
 
 @NEEDS_CUDA

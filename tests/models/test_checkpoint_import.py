@@ -20,6 +20,7 @@ from recarc.errors import InputError, RecarcWarning
 from recarc.models import FORMATS, build, import_checkpoint, load_ensemble, read_manifest
 from recarc.models.importers import NORMALISATIONS, CheckpointFormat, PublicFile, matching
 from recarc.models.importers.matching import Wanted, fitting_spec, registry_names
+from tiny import Malicious
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 DVERGE = SHARED / "dverge" / "3_ResNet20_eps_0.07_seed_0.pth"
@@ -283,14 +284,6 @@ def test_unrecognised_contents(tmp_path: Path) -> None:
     refused("no checkpoint file was given", out, "arc", [])
     refused("absent.pt does not exist", out, "arc", tmp_path / "absent.pt")
     refused(r"unknown checkpoint format 'diverge' \(did you mean 'dverge'\?\); known: adp, arc", out, "diverge", "x.pt")
-
-
-class Malicious:
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.trace),)
 
 
 @pytest.mark.parametrize("format", sorted(FORMATS))

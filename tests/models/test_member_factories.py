@@ -16,6 +16,7 @@ from torch import nn
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
 from recarc.models import FactorySpec, build, from_factory, load_ensemble, save_ensemble, with_factory
+from tiny import Malicious
 
 OWN = "own_models:make"
 
@@ -38,16 +39,6 @@ def write_folder(folder: Path, weights: str, data: bytes, **entry: Any) -> Path:
 def torch_bytes(path: Path, value: object, **options: Any) -> bytes:
     torch.save(value, path, **options)
     return path.read_bytes()
-
-
-class Malicious:
-    """A pickle of this creates a file when it is loaded without care."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.trace),)
 
 
 def test_factory_members_round_trip_and_mix_with_registered_ones(tmp_path: Path) -> None:

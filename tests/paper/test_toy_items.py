@@ -14,7 +14,7 @@ from paper import measure, results
 from paper.bench.common import Replay, robust_accuracy
 from paper.items import ITEMS, quoted
 from paper.measure import ItemRun
-from paper.pages import costs_table, gathered, page
+from paper.pages import certificates_table, costs_table, gathered, page
 from paper.plots import draw
 from paper.recipe import Difference, Item, Row
 from paper.results import ItemResult, RowResult
@@ -22,9 +22,10 @@ from paper.scale import TOY
 from paper.settings import bat
 from paper.setup import Setup
 from paper.tables import grids, is_matrix, matrix_of
-from recarc import ARC, Ball, evaluate
+from recarc import ARC, Ball, RandomizedEnsemble, evaluate, save_ensemble
 from recarc.errors import AttackViolation
 from recarc.evaluation.intervals import paired_interval, wilson
+from recarc.models import build
 from recarc.sampling import Choice
 from recarc.training.batches import split
 
@@ -205,6 +206,20 @@ def test_evaluate_judges_points_that_were_found_elsewhere(toy_setup: Setup) -> N
     assert figure.measured == pytest.approx(100 * float(ensemble.expected_accuracy(points, y).mean()), abs=1e-3)
     with pytest.raises(AttackViolation):
         robust_accuracy(ensemble, Replay(x, (x + 0.5).clamp(0, 1)), x, y, ball, None)
+
+
+def test_certificates_are_below_the_truth_and_tight_above(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    given = save_ensemble(RandomizedEnsemble([build("mlp", 10, 1, 8, width=4) for _ in range(2)]), tmp_path / "rec")
+    setup = Setup(tmp_path, torch.device("cpu"), scale=TOY, report=None, given={"": str(given)})
+    for _ in range(2):  # the second time everything is read again
+        (row,) = measure.measure(ITEMS["certificates"], setup, tmp_path, ["digits-at"]).rows
+    left = {figure.column: figure.measured for figure in row.figures}
+    order = ["certified, members alone", "certified, jointly", "exact, from", "exact, to", "tight", "clean"]
+    values = [left[column] for column in order]
+    assert values == sorted(values) and row.images == 2
+    assert "optimum known on" in row.note
+    assert "| digits-at | 2 |" in certificates_table(gathered(tmp_path))
 
 
 def test_the_demo_becomes_a_row(toy_setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,65 @@ def batch() -> tuple[Tensor, Tensor]:
     return x, torch.randint(CLASSES, (BATCH,), generator=generator)
 
 
+@pytest.fixture
+def relu_context() -> StepContext:
+    torch.manual_seed(0)
+    members = [nn.Sequential(nn.Flatten(), nn.Linear(9, 6), nn.ReLU(), nn.Linear(6, CLASSES)) for _ in range(2)]
+    recipe = recipe_for("fast", "ibp", "digits", "cnn")
+    return StepContext(members, members, [], recipe, Ball("linf", 0.1), torch.tensor([0.5, 0.5]), progress=1.0)
+
+
+def interval(member: nn.Module, x: Tensor, eps: float) -> tuple[list[float], list[float]]:
+    """Interval bounds of the logits of one image, number by number."""
+    low, high = [max(0.0, float(v) - eps) for v in x.flatten()], [min(1.0, float(v) + eps) for v in x.flatten()]
+    for layer in (member[1], member[3]):  # type: ignore[index]
+        below, above = [], []
+        for w, b in zip(layer.weight.tolist(), layer.bias.tolist()):
+            below.append(b + sum(v * (lo if v > 0 else hi) for v, lo, hi in zip(w, low, high)))
+            above.append(b + sum(v * (hi if v > 0 else lo) for v, lo, hi in zip(w, low, high)))
+        low, high = (below, above) if layer is member[3] else ([max(v, 0) for v in below], [max(v, 0) for v in above])  # type: ignore[index]
+    return low, high
+
+
+def test_ibp(relu_context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
+    """At the end of the ramp: half the clean loss, half that of the worst logits that intervals allow."""
+    x, y = batch
+    terms = method_named("ibp").loss(relu_context, x, x, y)
+    clean = worst = 0.0
+    for member in relu_context.trained:
+        for image, label in zip(x, y.tolist()):
+            low, high = interval(member, image, 0.1)
+            logits = torch.tensor([lo if c == label else hi for c, (lo, hi) in enumerate(zip(low, high))])
+            clean += ce(member(image[None])[0], label) / BATCH
+            worst += ce(logits, label) / BATCH
+    assert float(terms["ce"].detach()) == pytest.approx(0.5 * clean, rel=1e-4)
+    assert float(terms["bound"].detach()) == pytest.approx(0.5 * worst, rel=1e-4)
+
+
+def test_the_ramp_starts_with_the_clean_loss(relu_context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    for name in ("ibp", "jointibp"):
+        start = method_named(name).loss(replace(relu_context, progress=0.0), x, x, y)
+        assert float(start["bound"].detach()) == 0
+        total = sum(method_named(name).loss(relu_context, x, x, y).values(), x.new_zeros(()))
+        gradients = torch.autograd.grad(total, list(relu_context.trained[0].parameters()))
+        assert all(bool(g.isfinite().all()) and float(g.abs().max()) > 0 for g in gradients[:2])
+
+
+def test_jointibp_bounds_two_members_together(relu_context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
+    """With members that are equal, the joint bound of choice (c, c) is that of the member alone."""
+    x, y = batch
+    one = relu_context.trained[0]
+    twins = replace(relu_context, trained=[one, one])
+    method = method_named("jointibp")
+    bound = 2 * float(method.loss(twins, x, x, y)["bound"].detach())
+    lowest = method.lowest_margins(one, x, y, Ball("linf", 0.1), beta=1.0)  # type: ignore[attr-defined]
+    wrong = lowest.scatter(1, y[:, None], torch.inf)
+    same = torch.logsumexp(torch.cat([torch.zeros(BATCH, 1), -wrong], 1), 1).mean()
+    assert bound >= float(same.detach())
+    assert bound <= math.log(1 + (CLASSES - 1) ** 2 * math.exp(-float(wrong.detach().min()))) + 1e-4
+
+
 def ce(logits: Tensor, label: int) -> float:
     values = [float(v) for v in logits.detach()]
     return math.log(sum(math.exp(v) for v in values)) - values[label]

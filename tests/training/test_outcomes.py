@@ -10,8 +10,11 @@ import torch
 from small_training import small
 from torch import Tensor
 
-from recarc import RandomizedEnsemble
+from recarc import Ball, RandomizedEnsemble
+from recarc.training.methods import method_named
+from recarc.training.methods.ibp import IBP
 
+pytestmark = pytest.mark.xdist_group("outcomes")  # one worker, so that the members they share are trained once
 Cross = Callable[[RandomizedEnsemble], Tensor]
 Transfer = Callable[[RandomizedEnsemble], float]
 TestSet = tuple[Tensor, Tensor]
@@ -63,6 +66,20 @@ def test_free_training_is_robust(natural: RandomizedEnsemble, cross: Cross, test
     free = small("free", epochs=4)
     assert float(cross(free)[0, 0]) > float(cross(natural).diagonal().max()) + 0.15
     assert float(clean(free, test_set)[0]) > 0.8
+
+
+def test_ibp_members_are_certified_by_intervals_and_others_are_not(test_set: TestSet) -> None:
+    settings: dict[str, Any] = {"arch": "mlp", "arch_options": {}, "eps": 0.1}
+    ibp, natural = small("ibp", epochs=8, **settings), small("natural", epochs=2, **settings)
+    x, y = test_set
+    method, ball = method_named("ibp"), Ball("linf", 0.1)
+    assert isinstance(method, IBP)
+    shares = [
+        float(method.certified_share(method.lowest_margins(rec.members[0], x, y, ball, beta=0.0), y).mean())  # type: ignore[arg-type]
+        for rec in (ibp, natural)
+    ]
+    assert shares[0] > 0.15 and shares[1] < 0.05
+    assert float(clean(ibp, test_set)[0]) > 0.7
 
 
 @pytest.mark.parametrize(

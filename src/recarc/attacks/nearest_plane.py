@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 from recarc.attacks.base import differentiate
 from recarc.ensemble import Member
 from recarc.geometry import Norm, per_sample, total, working_dtype
+
+PullBack = Callable[[Tensor, bool], Tensor]
+AT_ONCE = 2**23  # numbers of gradients that are compared at once: many small ones in few operations
 
 
 class Plane(NamedTuple):
@@ -32,25 +36,56 @@ def nearest_plane(
     m is `label`, or the label the member assigns (None); planes = G, None for all C - 1. Planes run through the
     linearisation at x. One backward pass of f_m - f_j per plane.
     """
+    values, pull_back = linearised(member, x)
+    m = values.argmax(1) if label is None else label
+    rivals = values.scatter(1, m[:, None], -math.inf).topk(planes or values.shape[1] - 1, dim=1).indices.T
+    h = values.gather(1, m[:, None]).T - values.gather(1, rivals.T).T  # (G, B)
+    difference = torch.zeros_like(values).scatter_(1, m[:, None], 1).repeat(len(h), 1, 1)
+    difference.scatter_(2, rivals[:, :, None], -1)  # (G, B, C), the gradient of h in the logits
+    w_best = torch.zeros_like(x, dtype=working_dtype(x))
+    nearest = torch.full((len(x),), math.inf, dtype=w_best.dtype, device=x.device)
+    zeta_best, rows = nearest.clone(), torch.arange(len(x), device=x.device)
+    at_once = max(1, AT_ONCE // max(1, x.numel()))
+    for start in range(0, len(h), at_once):
+        some = range(start, min(start + at_once, len(h)))
+        w = torch.stack([pull_back(difference[j], j + 1 < len(h)) for j in some])
+        w = w.to(w_best.dtype).nan_to_num_(nan=0.0)
+        zeta = distance = _distances(norm, w, h[some.start : some.stop])
+        if offset is not None:
+            distance = _distances(norm, w, h[some.start : some.stop] - total((w * offset).flatten(0, 1)).view_as(zeta))
+        distance = torch.where(distance.isnan(), math.inf, distance)
+        first = distance.argmin(0)
+        closer = distance[first, rows] < nearest
+        nearest = torch.where(closer, distance[first, rows], nearest)
+        zeta_best = torch.where(closer, zeta[first, rows], zeta_best)
+        w_best = torch.where(per_sample(closer, w_best), w[first, rows], w_best)
+    length = norm.dual(w_best)
+    return Plane(w_best / per_sample(torch.where(length > 0, length, 1), w_best), zeta_best)
+
+
+def linearised(member: Member, x: Tensor) -> tuple[Tensor, PullBack]:
+    """Logits at x, and a function of weights (B, C) for the gradient of <weights, logits> in x.
+
+    The function is told whether it will be called again. An accelerated member brings its own `linearised`.
+    """
+    own = getattr(member, "linearised", None)
+    return by_autograd(member, x) if own is None else own(x)
+
+
+def by_autograd(member: Member, x: Tensor) -> tuple[Tensor, PullBack]:
+    """`linearised` of any member."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         logits = member(x)
-        m = logits.detach().argmax(1) if label is None else label
-        rivals = logits.detach().scatter(1, m[:, None], -math.inf).topk(planes or logits.shape[1] - 1, dim=1).indices
-        h = logits.gather(1, m[:, None]) - logits.gather(1, rivals)
-        gradients = (differentiate(h[:, j].sum(), x, again=j + 1 < h.shape[1]) for j in range(h.shape[1]))
-        w_best = torch.zeros_like(x, dtype=working_dtype(x), requires_grad=False)
-        zeta_best = torch.full((len(x),), math.inf, dtype=w_best.dtype, device=x.device)
-        nearest = zeta_best.clone()
-        for j, gradient in enumerate(gradients):
-            w = gradient.to(w_best.dtype).nan_to_num(nan=0.0)
-            zeta = norm.distance(w, h[:, j].detach())
-            distance = zeta
-            if offset is not None:
-                distance = norm.distance(w, h[:, j].detach() - total(w * offset))
-            closer = distance < nearest
-            nearest = torch.where(closer, distance, nearest)
-            zeta_best = torch.where(closer, zeta, zeta_best)
-            w_best = torch.where(per_sample(closer, w), w, w_best)
-    length = norm.dual(w_best)
-    return Plane(w_best / per_sample(torch.where(length > 0, length, 1), w_best), zeta_best)
+
+    def pull_back(weights: Tensor, again: bool) -> Tensor:
+        with torch.enable_grad():
+            value = (logits * weights).sum()
+        return differentiate(value, x, again)
+
+    return logits.detach(), pull_back
+
+
+def _distances(norm: Norm, w: Tensor, h: Tensor) -> Tensor:
+    """Signed distances (G, B) of planes with normals w (G, B, ...)."""
+    return norm.distance(w.flatten(0, 1), h.flatten()).view_as(h)

@@ -48,7 +48,7 @@ def evaluate(
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Resume a run that --out holds.")] = True,
     save_inputs: Annotated[bool, typer.Option("--save-inputs", help="Save the adversarial inputs (float32).")] = False,
     device: options.DeviceOption = "auto",
-    precision: options.PrecisionOption = "float32",
+    precision: options.PrecisionOption = "auto",
     batch_size: Annotated[str, typer.Option(help="Samples per batch; auto halves it when memory runs out.")] = "auto",
     shard_size: Annotated[
         str, typer.Option(help="Samples per file of records; what is done of one is kept every half minute.")

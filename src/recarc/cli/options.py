@@ -13,11 +13,19 @@ import typer
 from recarc.errors import InputError
 
 EnsembleArgument = Annotated[
-    Path, typer.Argument(help="An ensemble folder (`recarc train`, `recarc import`) or zoo:NAME (`recarc zoo list`).")
+    Path,
+    typer.Argument(
+        help="A folder (`recarc train`, `recarc import`), zoo:NAME (`recarc zoo list`), hf:USER/NAME@COMMIT."
+    ),
 ]
 AlphaOption = Annotated[str | None, typer.Option(help="Override the sampling probabilities, e.g. 0.9,0.1.")]
 
-DataOption = Annotated[str, typer.Option(help="A data set's name (`recarc data list`) or a folder of images.")]
+DataOption = Annotated[
+    str,
+    typer.Option(
+        help="A data set's name (`recarc data list`), or a path: a folder of images or arrays, .parquet, .npz or .pt."
+    ),
+]
 SplitOption = Annotated[str, typer.Option(help="Split of the data set.")]
 DataDirOption = Annotated[Path | None, typer.Option(help="Where the files of data sets are (default: RECARC_DATA).")]
 LimitOption = Annotated[int | None, typer.Option(help="Use only the first LIMIT samples.")]
@@ -36,7 +44,11 @@ SeedOption = Annotated[int | None, typer.Option(help="Seed of the attack's rando
 
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 PrecisionOption = Annotated[
-    str, typer.Option(help="Precision of the attack: float32, float64, tf32, float16 (GPU) or bfloat16.")
+    str,
+    typer.Option(
+        help="Precision of the attack's search: auto (float16 on a GPU, else float32), float32, float64, tf32, float16 "
+        "or bfloat16. Points are always judged in float32."
+    ),
 ]
 TrustCodeOption = Annotated[
     bool,

@@ -113,6 +113,8 @@ def _print_headline(result: Evaluation) -> None:
     if result.floor is not None:
         gap = 100 * (result.robust_accuracy - result.floor)
         rows["floor"] = f"{percent(result.floor)} %, a gap of {gap:.2f} points"
+    if (certified := result.certified_floor) is not None:
+        rows["certified floor"] = f"{percent(certified.mean)} %: no attack whatever leaves less"
     if result.challenge is not None:
         rows["challenge"] = _escaped(str(result.challenge))
     rows["cost"] = f"{result.seconds:.1f} s, {passes}"

@@ -128,21 +128,34 @@ def show(
 
 def theory(
     out: Annotated[Path, typer.Option(help="The picture to write: .png, .svg or .pdf.")] = Path("theory.png"),
+    certificates: Annotated[
+        bool, typer.Option("--certificates", help="Draw what a joint certificate is, instead.")
+    ] = False,
     json_: options.JsonOption = False,
 ) -> None:
     """Draw linear members in the plane: the ball, the path on which AdaptivePGD stalls, ARC's point, the optimum.
 
     Example: `recarc theory --out theory.svg`
-    """
-    from recarc.report.plane import THREE, TWO, solved, write_plane
 
-    picture = write_plane(out)
-    accuracies = {plane.title: solved(plane).accuracy for plane in (TWO, THREE)}
+    With --certificates: two ReLU networks that are wrong in different places of the ball, and the bounds that prove it.
+    """
+    from recarc.report.plane import THREE, TWO, solved, write_picture, write_plane
+
+    if certificates:
+        from recarc.report import regions
+
+        picture = write_picture(out, regions.draw_regions)
+        drawn = {f"eps {eps:g}": regions.solved(eps) for eps in regions.RADII}
+        accuracies = {name: {"certified": s.certified, "exact": s.exact} for name, s in drawn.items()}
+    else:
+        picture = write_plane(out)
+        accuracies = {plane.title: solved(plane).accuracy for plane in (TWO, THREE)}
     if json_:
         print_json({"picture": str(picture), "expected_accuracy": accuracies})
         return
     for title, accuracy in accuracies.items():
         print_line(
-            f"{title}: expected accuracy after " + ", ".join(f"{k} {100 * v:.0f} %" for k, v in accuracy.items())
+            f"{title}: expected accuracy{'' if certificates else ' after'} "
+            + ", ".join(f"{k} {100 * v:.0f} %" for k, v in accuracy.items())
         )
     print_line(f"drawn in {picture}")

@@ -71,7 +71,7 @@ def sweep(
         rec = rec.with_alpha(probabilities)
     images = load(data, split, data_dir=data_dir, limit=limit)
     ball, say = recarc.Ball(norm, radius, valid), None if quiet else print_note
-    result = run(rec, attacks, images, ball, over, points, out, say=say, progress=not quiet, precision="float32")
+    result = run(rec, attacks, images, ball, over, points, out, say=say, progress=not quiet, precision="auto")
     if json_:
         print_json({**result.to_json(), "out": str(out)})
     elif not quiet:

@@ -22,6 +22,7 @@ from recarc.data.imageset import ImageSet, StreamedImages, fingerprint
 from recarc.errors import InputError, RecarcWarning, unknown
 
 DIGITS_SEED = 20220613
+FILES = (".parquet", ".npz", ".pt", ".pth")  # that are sets by themselves
 TEST_SHARE = 5  # one in five
 PathLike = str | os.PathLike[str]
 
@@ -34,7 +35,7 @@ def load(
     limit: int | None = None,
     download: bool = False,
 ) -> ImageSet:
-    """An image set by name (`available()` lists them), or by the path of a folder of images or Parquet files.
+    """An image set by name (`available()` lists them), or by the path of a folder of images, Parquet files or arrays.
 
     Files are searched for in `data_dir`, or else in the folder named by RECARC_DATA; their contents are decoded once
     into a memory-mapped cache and read from there ever after. Without files, a cached copy of the official size is
@@ -138,12 +139,14 @@ def missing(spec: Spec, split: str, data_dir: PathLike | None) -> InputError:
 def find_unnamed(path: Path, split: str) -> Format:
     """The files of a split at a path that is not a named set."""
     if not path.exists():
-        raise InputError(f"{str(path)!r} does not exist; expected a folder of class folders or of Parquet files")
+        raise InputError(
+            f"{str(path)!r} does not exist; expected a folder of class folders, of Parquet files or of arrays"
+        )
     for kind in known_formats():
         files = kind.find(path, None, split)
         if files is not None:
             return files
-    raise InputError(f"{str(path)!r} is neither a folder of images nor a Parquet file of the split {split!r}")
+    raise InputError(f"{str(path)!r} holds no images of the split {split!r}: no class folders, Parquet files or arrays")
 
 
 def folder_path(name: PathLike, data_dir: PathLike | None) -> Path:
@@ -163,7 +166,7 @@ def path_name(path: Path) -> str:
 def find_spec(name: PathLike) -> Spec | None:
     """The named set, or None for a path."""
     text = os.fspath(name)
-    if text == "folder" or os.sep in text or text.endswith(".parquet"):
+    if text == "folder" or os.sep in text or text.endswith(FILES):
         return None
     spec = named(text)
     if spec is None and not Path(text).is_dir():

@@ -85,7 +85,7 @@ def check_members(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball
 @torch.no_grad()
 def check_survivor(i: int, member: Member, x: Tensor, y: Tensor, ball: Ball) -> list[Signal]:
     """Measure a member again where it withstood every attack; a mask on few samples is a large share of these."""
-    signals = list(masking.member_signals(i, member, x, y, ball, masking.TOLERATED_LEFT))
+    signals = list(masking.member_signals(i, member, x, y, ball, left=True))
     for signal in signals:
         warn(f"{signal.name} where every attack failed: {signal.explanation}")
     return signals

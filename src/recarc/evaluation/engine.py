@@ -29,7 +29,7 @@ from recarc.evaluation.result import Evaluation
 from recarc.evaluation.resume import check_rank, create_or_resume, masked_in, saved_configuration, shards_to_do
 from recarc.evaluation.run_folder import RunFolder, interruptible, locked
 from recarc.evaluation.samples import as_samples
-from recarc.evaluation.tiling import Passes, reproducible
+from recarc.evaluation.tiling import Passes, reproducible, retiled
 from recarc.geometry import Ball
 from recarc.provenance import environment
 from recarc.runtime import COARSE, Ranks, device_named, joined_ranks
@@ -50,7 +50,7 @@ def evaluate(
     resume: bool = True,
     progress: bool = True,
     save_inputs: bool = False,
-    precision: str | None = None,
+    precision: str | None = "auto",
     device: str | torch.device | None = None,
     shard_size: int | str = "auto",
     tile: int | str = "auto",
@@ -63,9 +63,9 @@ def evaluate(
     Every adversarial input is checked again (norm, box, prediction in float32); an attack that cheats raises
     `AttackViolation`. With `out`, records go to that folder shard by shard, and the same call resumes where it stopped;
     without, they exist only in the result. Under `torchrun` the shards are shared out among the ranks. `precision` is
-    that of the attack's own computations. `device` ("cuda", "auto", ...) is where the members are moved to; without it
-    they stay where they are. `callbacks` (see `recarc.evaluation.Callback`) are notified when the run
-    starts, when a shard is done and when it ends.
+    that of the attack's own computations: "auto" is float16 on a GPU and float32 elsewhere, None is each member's own.
+    `device` ("cuda", "auto", ...) is where the members are moved to; without it they stay where they are. `callbacks`
+    (see `recarc.evaluation.Callback`) are notified when the run starts, when a shard is done and when it ends.
     """
     ensemble, samples = as_ensemble(ensemble), as_samples(data)
     place = None if device is None else device_named(device)
@@ -135,7 +135,8 @@ class _Process:
             return []
         if self.signals is None:
             probe = self.prepared.problem(probe_rows(len(self.prepared.samples)))
-            self.signals = checks.check_members(probe.ensemble, probe.x, probe.y, probe.ball)
+            members = retiled(probe.ensemble, len(probe))
+            self.signals = checks.check_members(members, probe.x, probe.y, probe.ball)
         return self.signals
 
     def adapt(self, masked: Masked) -> None:
@@ -159,10 +160,11 @@ class _Process:
             for k in shards:
                 shard = _Shard(folder, k, passes, version)
                 self._finish(shard, progress)
-                records = joined(shard.parts)
-                part = Evaluation(records, self.prepared.members.alpha.numpy())
-                done = Shard(k, len(records), part.clean_accuracy, part.robust_accuracy, shard.seconds)
-                notify(self.callbacks, "shard_done", done)
+                if self.callbacks:
+                    records = joined(shard.parts)
+                    part = Evaluation(records, self.prepared.members.alpha.numpy())
+                    done = Shard(k, len(records), part.clean_accuracy, part.robust_accuracy, shard.seconds)
+                    notify(self.callbacks, "shard_done", done)
 
     def _finish(self, shard: _Shard, progress: Progress) -> None:
         """Attack the rest of a shard, batch by batch; a batch that does not fit into memory is halved."""
@@ -235,13 +237,13 @@ class _Process:
 
     def measure_survivors(self, result: Evaluation) -> list[Signal]:
         """The signals of the members on a random few of the samples that each of them withstood; warns of each."""
-        known = {signal.member for signal in result.signals}
-        signals: list[Signal] = []
-        if result.alone is None or not result.complete:
-            return signals
-        for i in sorted(self.prepared.members.order):
-            rows = left_rows(result.alone[i])
-            if i not in known and len(rows):
+        alone, known = result.alone, {signal.member for signal in result.signals}
+        if alone is None or not result.complete:
+            return []
+        signals = []
+        for i in sorted(set(self.prepared.members.order) - known):
+            rows = left_rows(alone[i])
+            if len(rows):
                 left = self.prepared.problem(rows)
                 signals += checks.check_survivor(i, left.ensemble.members[i], left.x, left.y, left.ball)
         return signals

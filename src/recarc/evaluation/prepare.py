@@ -20,13 +20,14 @@ from recarc.evaluation.attack import Attacker, inner
 from recarc.evaluation.fingerprint import Json, configuration, describe, knob_of
 from recarc.evaluation.resume import FirstLogits
 from recarc.evaluation.samples import Samples, TensorSamples
-from recarc.evaluation.tiling import Passes, dtype_of, input_dtype, reproducible, tiled
+from recarc.evaluation.tiling import Passes, dtype_of, input_dtype, largest_tile, reproducible, tiled
 from recarc.geometry import Ball
 from recarc.inputs import check_finite, check_labels, check_scale, check_x, check_y, layout_hint
 from recarc.runtime import COARSE, TILE, check_precision
 
 FIRST = 16  # samples on which members are tried
 PEERS = ("autoattack", "foolbox", "torchattacks")  # packages with a `stage` in recarc.adapters
+OWN = "as the members"
 LARGE = 10_000  # numbers in an image; a few dozen images larger than this fill a GPU, and its memory
 
 
@@ -34,7 +35,7 @@ LARGE = 10_000  # numbers in an image; a few dozen images larger than this fill 
 class Settings:
     """How to evaluate, as the caller of `evaluate` wishes."""
 
-    precision: str | None = None
+    precision: str | None = "auto"
     batch_size: int | str = "auto"
     shard_size: int | str = "auto"
     tile: int | str = "auto"
@@ -63,11 +64,12 @@ class Prepared:
         x, y = self.samples.batch(rows)
         check_x(x)
         check_y(y, x)
+        x, y = x.to(self.device), y.to(self.device).long()
         check_finite(x, rows.tolist())
         ball = self.ball.take(torch.from_numpy(rows))
         ball.check(x)
         check_labels(y, self.classes)
-        return Problem(self.members, x.to(self.device).float(), y.to(self.device).long(), ball)
+        return Problem(self.members, x.float(), y, ball)
 
     def adapted(self, masked: Masked) -> Prepared:
         """With an attack that knows how many samples there are and which members mask their gradients, and how.
@@ -94,7 +96,7 @@ def prepare(
     """Check that everything fits together; sizes left at "auto" are those of the `saved` configuration, if any."""
     x = samples.batch(np.arange(min(FIRST, len(samples))))[0]
     device = ensemble.device_of_members() or settings.device or x.device
-    precision = settings.precision
+    precision = resolved_precision(settings.precision, ensemble, device, saved)
     shard = _size("shard_size", settings.shard_size, default_shard(device, x))
     shard = saved.get("shard_size", shard)  # a run that is resumed keeps its own
     tile = _size("tile", settings.tile, saved.get("tile", default_tile(device, x)))
@@ -117,9 +119,11 @@ def prepare(
     if hasattr(attack, "check_fit"):
         attack.check_fit(len(ensemble), logits.shape[-1], ball)
     coarse, passes = precision in COARSE, Passes()
-    attack_tile = search_tile(device, x, tile, len(samples)) if coarse else tile
-    attacked = tiled(ensemble, tile, passes, precision, attack_tile)
-    fixed = {"precision": precision or "as the members", "device": device.type, "shard_size": shard, "tile": tile}
+    most = search_tile(device, x, tile, len(samples)) if coarse else tile
+    attacked = tiled(ensemble, tile, passes, precision, most)
+    with reproducible(device):
+        attack_tile = largest_tile(attacked, x)
+    fixed = {"precision": precision or OWN, "device": device.type, "shard_size": shard, "tile": tile}
     return Prepared(
         samples=samples,
         ball=ball,
@@ -133,6 +137,25 @@ def prepare(
         config=configuration(ensemble, attack, samples, ball, logits, **fixed, save_inputs=settings.save_inputs),
         first_logits=FirstLogits.of(ensemble, logits, repeated),
     )
+
+
+def resolved_precision(
+    wanted: str | None, ensemble: RandomizedEnsemble, device: torch.device, saved: Json
+) -> str | None:
+    """What "auto" means here: that of the `saved` run, if any; else float16 on a GPU, float32 elsewhere.
+
+    None, each member's own precision, where that is not float32. The points that a float16 search finds are judged,
+    and pushed on where it was wrong, in float32.
+    """
+    if wanted != "auto":
+        return wanted
+    if saved:
+        return None if saved["precision"] == OWN else str(saved["precision"])
+    kinds = {dtype_of(member) for member in ensemble.members}
+    if not kinds <= {torch.float32, None}:
+        return None
+    tensor_cores = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
+    return "float16" if tensor_cores and torch.float32 in kinds else "float32"
 
 
 def _first_logits(ensemble: RandomizedEnsemble, members: RandomizedEnsemble, x: Tensor, samples: Samples) -> Tensor:
@@ -228,7 +251,7 @@ def default_tile(device: torch.device, x: Tensor) -> int:
 
 
 def search_tile(device: torch.device, x: Tensor, tile: int, count: int) -> int:
-    """What accelerated members take at once: more than `tile` on a GPU, but no more than there are samples."""
+    """What accelerated members take at most at once: more than `tile` on a GPU, but no more than there are samples."""
     if device.type != "cuda" or x[0].numel() > LARGE:
         return tile
     return max(tile, min(TILE["cuda"], -(-count // tile) * tile))

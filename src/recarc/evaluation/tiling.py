@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from recarc.attacks.nearest_plane import PullBack, by_autograd
 from recarc.ensemble import Member, RandomizedEnsemble
 from recarc.runtime import COARSE, PRECISIONS, kernel_settings
 
@@ -52,6 +54,20 @@ class TiledMember(nn.Module):
             logits.register_hook(lambda _: self._count_backward(count))
         return logits
 
+    def linearised(self, x: Tensor) -> tuple[Tensor, PullBack]:
+        """As `recarc.attacks.nearest_plane.linearised` wants it: the member's own where it does its own tiling."""
+        own = None if self.tile is not None or not len(x) else getattr(self.member, "linearised", None)
+        if own is None:
+            return by_autograd(self, x)
+        self.passes.forward += len(x)
+        logits, pull_back = own(x)
+
+        def counted(weights: Tensor, again: bool) -> Tensor:
+            self._count_backward(len(x))
+            return pull_back(weights, again)
+
+        return logits, counted
+
     def _one_tile(self, part: Tensor, tile: int) -> Tensor:
         count = len(part)
         if count == tile:
@@ -87,6 +103,18 @@ def tiled(
         )
     dtype = None if precision is None else PRECISIONS[precision]
     return ensemble.with_members([TiledMember(_converted(m, dtype), tile, passes, dtype) for m in ensemble.members])
+
+
+def largest_tile(ensemble: RandomizedEnsemble, x: Tensor) -> int:
+    """The most samples that a tiled member takes at once."""
+    members: list[Any] = list(ensemble.members)
+    return max(m.tile or m.member.sizes(x)[-1] for m in members)
+
+
+def retiled(ensemble: RandomizedEnsemble, most: int) -> RandomizedEnsemble:
+    """Tiled members in tiles of at most this many samples, counted apart: for a few samples, less padding."""
+    parts = [(m.member, min(most, m.tile or most), m.dtype) for m in ensemble.members if isinstance(m, TiledMember)]
+    return ensemble.with_members([TiledMember(member, tile, Passes(), dtype) for member, tile, dtype in parts])
 
 
 def input_dtype(precision: str | None) -> torch.dtype:

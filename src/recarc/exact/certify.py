@@ -41,6 +41,8 @@ class Certificate:
             raise InputError(f"the time limit is {self.time_limit!r}; expected a number of seconds above 0")
 
     def __call__(self, ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Certified:
+        if x.device.type == "mps":
+            raise InputError("certificates need float64, which mps does not have; use --device cpu")
         if self.method == "exact":
             return exact_certificates(ensemble, x, y, ball, self.time_limit)
         with frozen_problem(ensemble, x.detach(), y, ball) as problem:

@@ -93,6 +93,11 @@ def network_of(member: Member, x: Tensor, i: int = 0) -> Network:
     few = x[:4]
     with torch.no_grad():
         own = next((p.dtype for p in member.parameters() if p.is_floating_point()), few.dtype)
+        if own not in (torch.float32, torch.float64):
+            kind = str(own).removeprefix("torch.")
+            raise InputError(
+                f"member {i} computes in {kind}, which rounds too much to be certified; convert it to float32"
+            )
         out, again = member(few.to(own)), member(few.to(own))
         check_logits(out, few, i)
         if not torch.equal(out, again):

@@ -14,7 +14,7 @@ from recarc.errors import first_line
 from recarc.runtime import in_precision
 
 HEADROOM = 64.0  # what a sample's cotangent is scaled to in float16, so that its small entries stay above 6e-8
-WARMUP = 3  # passes before capture: libraries choose their kernels and allocate their workspaces
+WARMUP = 2  # passes before capture: libraries choose their kernels and allocate their workspaces
 AGREEMENT = 0.02  # allowed relative difference between a captured and a plain pass; rounding stays far below
 RECOMPILE_LIMIT = 64  # one variant for each combination of member, precision and mode
 
@@ -50,14 +50,21 @@ class Executor:
         """The gradient of <logits, cotangent> in x; the graph is kept for further gradients."""
         with in_precision(self.precision, x.device), self._settings():
             if self.precision != "float16":
-                return torch.autograd.grad(logits, x, cotangent, retain_graph=True)[0]
+                return _gradient(logits, x, cotangent)
             # Scaled per sample, since a loss that is nearly zero has a gradient below what float16 can represent.
             size = (cotangent.abs().amax(1, keepdim=True) / HEADROOM).clamp(min=torch.finfo(cotangent.dtype).tiny)
-            gradient = torch.autograd.grad(logits, x, cotangent / size, retain_graph=True)[0]
+            gradient = _gradient(logits, x, cotangent / size)
             return gradient * size.view(-1, *(1,) * (gradient.dim() - 1))
 
     def _settings(self) -> AbstractContextManager[None]:
         return nullcontext() if self.compiled is None else compiler_settings()
+
+
+def _gradient(logits: Tensor, x: Tensor, cotangent: Tensor) -> Tensor:
+    """Of a sum, since torch imports sympy, which takes a second or more, when it is given a cotangent."""
+    with torch.enable_grad():
+        value = (logits * cotangent).sum()
+    return torch.autograd.grad(value, x, retain_graph=True)[0]
 
 
 @contextmanager
@@ -106,56 +113,54 @@ class PlainTile:
 
 
 class CapturedTile:
-    """The forward and backward pass of one tile as CUDA graphs over buffers of their own, checked before use.
+    """The forward and backward pass of one tile as CUDA graphs over buffers of their own.
 
-    Each has its own memory pool, because its activations outlive the forward passes of other tiles.
+    The first of a size warms up and is checked; others `like` it need neither. Each has its own memory pool, because
+    its activations outlive the forward passes of other tiles.
     """
 
-    def __init__(self, executor: Executor, x: Tensor, gradient: bool) -> None:
-        self.x = channels_last(x).detach().clone(memory_format=torch.preserve_format).requires_grad_(gradient)
-        with torch.set_grad_enabled(gradient):
-            expected = self._warm_up(executor, gradient)
+    def __init__(self, executor: Executor, x: Tensor, like: CapturedTile | None = None) -> None:
+        self.x = channels_last(x).detach().clone(memory_format=torch.preserve_format).requires_grad_()
+        with torch.enable_grad():
+            expected = self._warm_up(executor) if like is None else None
             self.forward_graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.forward_graph):
                 self.logits = executor(self.x)
-        self.backward_graph: torch.cuda.CUDAGraph | None = None
-        if gradient:
-            self.cotangent = torch.ones_like(self.logits)
-            self.backward_graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.backward_graph, pool=self.forward_graph.pool()):
-                self.gradient = executor.pull_back(self.logits, self.x, self.cotangent)
-        self._check(expected)
+        self.cotangent = torch.ones_like(self.logits)
+        self.backward_graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.backward_graph, pool=self.forward_graph.pool()):
+            self.gradient = executor.pull_back(self.logits, self.x, self.cotangent)
+        if expected is not None:
+            self._check(expected)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits of x, at most as many images as the tile holds; the rest of the tile stays as it was."""
         with torch.no_grad():
-            self.x.copy_(x)
+            self.x[: len(x)].copy_(x)
         self.forward_graph.replay()
-        return self.logits.detach()
+        return self.logits.detach()[: len(x)]
 
     def pull_back(self, cotangent: Tensor) -> Tensor:
-        assert self.backward_graph is not None
-        self.cotangent.copy_(padded_cotangent(cotangent, self.logits))
+        self.cotangent[: len(cotangent)].copy_(cotangent)
         self.backward_graph.replay()
-        return self.gradient
+        return self.gradient[: len(cotangent)]
 
-    def _warm_up(self, executor: Executor, gradient: bool) -> Tensor:
+    def _warm_up(self, executor: Executor) -> Tensor:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARMUP):
-                result = executor(self.x)
-                if gradient:
-                    result = executor.pull_back(result, self.x, torch.ones_like(result))
+                logits = executor(self.x)
+                gradient = executor.pull_back(logits, self.x, torch.ones_like(logits))
         torch.cuda.current_stream().wait_stream(stream)
-        return result.detach().clone()
+        return gradient.detach().clone()
 
     def _check(self, expected: Tensor) -> None:
         """Compare with a plain pass, over buffers that were emptied, so that a graph which does nothing is noticed."""
         self.logits.detach().zero_()
-        result = self.forward(self.x.detach().clone())
-        if self.backward_graph is not None:
-            self.gradient.zero_()
-            result = self.pull_back(torch.ones_like(self.logits))
-        distance = (result.float() - expected.float()).norm() / expected.float().norm().clamp(min=1e-12)
+        self.gradient.zero_()
+        self.forward(self.x.detach().clone())
+        found = self.pull_back(torch.ones_like(self.logits))
+        distance = (found.float() - expected.float()).norm() / expected.float().norm().clamp(min=1e-12)
         if not float(distance) <= AGREEMENT:
             raise RuntimeError(f"a captured pass differs from a plain one by {float(distance):.2g}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +15,14 @@ from torch.autograd.function import once_differentiable
 
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble
 from recarc.errors import InputError, first_line
-from recarc.fast.convert import folded_copy, in_search_precision, is_fully_fused, is_fused
+from recarc.fast.convert import folded_copy, in_search_precision, is_fully_fused, is_fused, is_traceable
 from recarc.fast.execute import CapturedTile, Executor, PlainTile, channels_last
 from recarc.runtime import COARSE, TILE, check_precision
 
-SMALLEST_CAPTURE = 32  # captured tiles have 32, 64, ... images
+SMALLEST_CAPTURE = 16  # images in a captured tile, at least
+BUSY, SMALLEST_TILE = 1.5e11, 32  # floating-point operations that keep a GPU busy; images at once, at least
+STEADY = 4  # answers of a member that must agree
+MANY = 16  # times as much in the largest of several sizes of tiles
 CHECKED_IMAGES, AGREEMENT = 64, 0.05  # fused logits are compared with plain ones; the difference that rounding allows
 SIZES_PER_TILE = 4  # other tiles are padded to a multiple of a quarter on a GPU, so that few sizes occur
 
@@ -48,10 +54,9 @@ def accelerate(
     """A copy of the ensemble to search with: the same functions up to rounding, several times faster.
 
     "float16" rounds like TF32 (10 bits) in half the memory; on a GPU it runs our own kernels for few channels.
-    `compile` takes a while before it pays off: use it for long runs. `graphs` captures each tile as CUDA graphs; None
-    does so where every convolution is fused, so that capturing another size costs little. With `one_size` every tile
-    is padded to the full size, so that a sample's figures do not depend on the rest of its batch. Callables that are
-    not modules are used unchanged.
+    `compile` takes a while before it pays off: use it for long runs. `graphs` captures tiles of a few sizes as CUDA
+    graphs; None does so for what can be traced. With `one_size` every tile is padded to the full size, so that a
+    sample's figures do not depend on the rest of its batch. Callables that are not modules are used unchanged.
     """
     ensemble = as_ensemble(ensemble)
     device = ensemble.device_of_members() or torch.device("cpu")
@@ -73,35 +78,52 @@ class FastMember(nn.Module):
         self.folded = folded_copy(member)
         own = next((p.dtype for p in self.folded.parameters() if p.is_floating_point()), None)
         self.dtype = own if settings.precision == "float32" else torch.float32
+        if self.dtype != own:
+            self.folded.float()
+        self.may_capture = any(p.is_cuda for p in self.folded.parameters())
+        self.traceable = is_traceable(self.folded)
         self.passes = 0  # differentiable forward passes so far: a captured tile holds the activations of the last one
+        self._tile: int | None = None
         self._captured: dict[tuple[Any, ...], CapturedTile] = {}
-        self._run_with(in_search_precision(self.folded, settings.precision))
-        self.fusion_unchecked = is_fused(self.search_net)
+        self._run_with(in_search_precision(self.folded, settings.precision), settings.precision)
+        self.unchecked = is_fused(self.search_net) or settings.precision == "float16" or not self.traceable
 
-    def _run_with(self, net: nn.Module) -> None:
+    def _run_with(self, net: nn.Module, precision: str) -> None:
         """Search with this network; predict with it too, unless its precision is too coarse for predictions."""
         settings = self.settings
-        score_precision = "tf32" if settings.precision == "bfloat16" else settings.precision
-        self.search_net = net
-        self.score_net = net if settings.precision != "bfloat16" else in_search_precision(self.folded, "tf32")
-        self._search = Executor(self.search_net, settings.precision, settings.compile)
-        self._score = Executor(self.score_net, score_precision, settings.compile)
+        self.search_net = self.score_net = net
+        self._search = self._score = Executor(net, precision, settings.compile)
+        if precision == "bfloat16":
+            self.score_net = in_search_precision(self.folded, "tf32")
+            self._score = Executor(self.score_net, "tf32", settings.compile)
         self.any_size = is_fully_fused(self.search_net)
-        self.capturing = self.any_size if settings.graphs is None else settings.graphs
+        self._sizes: tuple[int, ...] | None = None
+        self.capturing = self.may_capture and not settings.compile if settings.graphs is None else settings.graphs
 
-    def _check_fusion(self, x: Tensor) -> None:
-        """On the first images: a member that does more than its trace shows is run unfused."""
+    def _check(self, x: Tensor) -> None:
+        """On the first images: a member that does more than its trace shows is run unfused.
+
+        One whose activations are too large for float16 is run in TF32. One that cannot be traced and does not answer
+        alike every time is not captured: a graph would freeze a choice that it makes.
+        """
         images = channels_last(x[:CHECKED_IMAGES].detach().to(self.dtype))
         with torch.no_grad():
-            expected = self.folded.float()(images)
-            problem = self._fusion_problem(images, expected)
-        self.fusion_unchecked = False
-        if problem:
-            warnings.warn(f"running without fused convolutions: {problem}", stacklevel=2)
-            self._run_with(in_search_precision(self.folded, self.settings.precision, fuse=False))
+            if not self.traceable and self.capturing:
+                first, *others = (self.folded(images) for _ in range(STEADY))
+                self.capturing = self.may_capture = all(torch.allclose(first, other, rtol=1e-3) for other in others)
+            expected = self.folded(images)
+            problem = self._disagreement(images, expected) if self.settings.precision == "float16" else ""
+            if problem and is_fused(self.search_net):
+                warnings.warn(f"running without fused convolutions: {problem}", stacklevel=2)
+                self._run_with(in_search_precision(self.folded, self.settings.precision, fuse=False), "float16")
+                problem = self._disagreement(images, expected)
+            if problem and images.is_cuda:
+                warnings.warn(f"running in TF32 instead of float16: {problem}", stacklevel=2)
+                self._run_with(in_search_precision(self.folded, "tf32"), "tf32")
+        self.unchecked = False
 
-    def _fusion_problem(self, images: Tensor, expected: Tensor) -> str:
-        """What is wrong with the fused logits; empty if they agree."""
+    def _disagreement(self, images: Tensor, expected: Tensor) -> str:
+        """What is wrong with the logits of the search; empty if they agree."""
         try:
             logits = self._search(images)
         except torch.cuda.OutOfMemoryError:
@@ -114,61 +136,105 @@ class FastMember(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not len(x):
             return self(x.new_zeros(1, *x.shape[1:]))[:0] + 0 * x.flatten(1).sum(1, keepdim=True)
-        if self.fusion_unchecked:
-            self._check_fusion(x)
         if torch.is_grad_enabled() and x.requires_grad:
             return _Differentiable.apply(x, self)
         with torch.no_grad(), torch.cuda.device_of(x):
-            logits = [self._predict(part)[: len(part)].to(x.dtype, copy=True) for part in self._split(x)]
+            logits = [self._predict(part, size).to(x.dtype, copy=True) for part, size in self.parts(x)]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
-    def _tile_size(self, x: Tensor) -> int:
-        return self.settings.tile or TILE.get(x.device.type, TILE["cpu"])
+    def linearised(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor, bool], Tensor]]:
+        """Logits at x and their pull-back, with no autograd around it (see `recarc.attacks.nearest_plane`)."""
+        tape = _Tape(self, x)
+        return tape.logits(), lambda weights, again: tape.pull_back(weights)
 
-    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
-        return x.split(self._tile_size(x))
+    def tile_for(self, x: Tensor) -> int:
+        """The most images at once: as many as keep the device busy, fewer the more work each is."""
+        if self._tile is None:
+            self._tile = self.settings.tile or TILE.get(x.device.type, TILE["cpu"])
+            if x.is_cuda:
+                largest = 1 if self.settings.one_size else MANY
+                self._tile = min(self._tile, max(SMALLEST_TILE, largest * busy_tile(self.folded, x)))
+        return self._tile
 
-    def _padded(self, part: Tensor) -> Tensor:
-        """Padded to one of a few sizes: CUDA libraries choose, and graphs fix, their kernels by size."""
-        tile = self._tile_size(part)
-        if self.settings.one_size:
-            missing = tile - len(part)
-        elif self.capturing:
-            missing = min(tile, max(SMALLEST_CAPTURE, 1 << (len(part) - 1).bit_length())) - len(part)
-        elif part.device.type == "cuda" and not self.any_size:
-            missing = -len(part) % max(1, tile // SIZES_PER_TILE)
-        else:
-            missing = 0
-        part = part.to(self.dtype)
+    def sizes(self, x: Tensor) -> tuple[int, ...]:
+        """The sizes of tiles, ascending: graphs fix, and CUDA libraries choose, their kernels by size.
+
+        With `one_size`, only sizes at which this member gives the same bits.
+        """
+        if self.unchecked:
+            self._check(x)
+        tile = self.tile_for(x)
+        if not self.capturing or (self.settings.one_size and not self.any_size):
+            return (tile,)
+        if self._sizes is None:
+            self._sizes = captured_sizes(tile)
+            if self.settings.one_size:
+                self._sizes = self._same_bits(x, self._sizes)
+        return self._sizes
+
+    def _same_bits(self, x: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """The sizes at which logits and gradients of the first images are those of the largest, to the last bit."""
+        images = channels_last(x[torch.arange(sizes[-1], device=x.device) % len(x)].detach().to(self.dtype))
+        found = {}
+        for size in sizes:
+            leaf = images[:size].detach().requires_grad_()
+            with torch.enable_grad():
+                logits = self._search(leaf)
+            signs = torch.arange(logits.numel(), device=x.device).view_as(logits).cos()
+            found[size] = torch.cat([logits.detach(), self._search.pull_back(logits, leaf, signs).flatten(1)], dim=1)
+        return tuple(size for size in sizes if torch.equal(found[size], found[sizes[-1]][:size]))
+
+    def parts(self, x: Tensor) -> list[tuple[Tensor, int]]:
+        """The batch in tiles, each with the size to which it is padded."""
+        plan = tiles_for(len(x), self.sizes(x))
+        if not (self.capturing or self.settings.one_size):
+            step = max(1, plan[0][1] // SIZES_PER_TILE) if x.is_cuda and not self.any_size else 1
+            plan = [(count, -(-count // step) * step) for count, _ in plan]
+        return [(part, size) for part, (_, size) in zip(x.split([count for count, _ in plan]), plan)]
+
+    def _padded(self, part: Tensor, size: int) -> Tensor:
+        part, missing = part.to(self.dtype), size - len(part)
         return torch.cat([part, part[:1].expand(missing, *part.shape[1:])]) if missing else part
 
-    def _predict(self, part: Tensor) -> Tensor:
-        x = self._padded(part)
-        captured = self._capture(("score", *x.shape), self._score, x, gradient=False)
-        return self._score(channels_last(x)) if captured is None else captured.forward(x)
-
-    def differentiable_tiles(self, x: Tensor) -> list[PlainTile | CapturedTile]:
-        """The forward pass of every tile, ready for the backward pass."""
-        self.passes += 1
-        return [self._differentiable_tile(part, place) for place, part in enumerate(self._split(x))]
-
-    def _differentiable_tile(self, part: Tensor, place: int) -> PlainTile | CapturedTile:
-        x = self._padded(part)
-        captured = self._capture(("search", place, *x.shape), self._search, x, gradient=True)
+    def _predict(self, part: Tensor, size: int) -> Tensor:
+        kind = "search" if self._score is self._search else "score"
+        captured = self._capture((kind, 0, size, *part.shape[1:]), self._score, part)
         if captured is not None:
-            captured.forward(x)
+            self.passes += kind == "search"
+            return captured.forward(part)
+        return self._score(channels_last(self._padded(part, size)))[: len(part)]
+
+    def differentiable_tiles(self, x: Tensor) -> tuple[list[PlainTile | CapturedTile], list[int]]:
+        """The forward pass of every tile, ready for the backward pass, and how many images each holds."""
+        self.passes += 1
+        places: Counter[int] = Counter()
+        tiles, counts = [], []
+        for part, size in self.parts(x):
+            tiles.append(self._differentiable_tile(part, size, places[size]))
+            counts.append(len(part))
+            places[size] += 1
+        return tiles, counts
+
+    def _differentiable_tile(self, part: Tensor, size: int, place: int) -> PlainTile | CapturedTile:
+        captured = self._capture(("search", place, size, *part.shape[1:]), self._search, part)
+        if captured is not None:
+            captured.forward(part)
             return captured
-        leaf = channels_last(x).detach().requires_grad_()
+        leaf = channels_last(self._padded(part, size)).detach().requires_grad_()
         with torch.enable_grad():
             return PlainTile(leaf, self._search(leaf), self._search)
 
-    def _capture(self, key: tuple[Any, ...], executor: Executor, x: Tensor, gradient: bool) -> CapturedTile | None:
-        """The captured tile of this key, made on first use; None if tiles are not captured."""
+    def _capture(self, key: tuple[Any, ...], executor: Executor, part: Tensor) -> CapturedTile | None:
+        """The captured tile of this key (kind, place among those of its size, size, shape), made on first use.
+
+        None if tiles are not captured.
+        """
         if not self.capturing:
             return None
         if key not in self._captured:
             try:
-                self._captured[key] = CapturedTile(executor, x, gradient)
+                first = self._captured.get((key[0], 0, *key[2:]))
+                self._captured[key] = CapturedTile(executor, self._padded(part, key[2]), like=first)
             except Exception as error:  # capture fails in as many ways as there are kernels, and needs memory
                 warnings.warn(f"running without CUDA graphs: {first_line(error)}", stacklevel=2)
                 self.capturing = False
@@ -177,32 +243,81 @@ class FastMember(nn.Module):
         return self._captured[key]
 
 
+def busy_tile(net: nn.Module, x: Tensor) -> int:
+    """How many images like x keep a GPU busy: a power of two, fewer the more work the network does on each."""
+    work = 1
+
+    def count(module: nn.Module, _: Any, out: Tensor) -> None:
+        nonlocal work
+        weight: Any = module.weight
+        work += 2 * out.numel() * weight.numel() // len(weight)
+
+    hooks = [m.register_forward_hook(count) for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), x.dtype)
+    try:
+        with torch.no_grad():
+            net(x[:1].to(dtype))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return int(1 << max(0, int(math.log2(BUSY / work))))
+
+
+def captured_sizes(tile: int) -> tuple[int, ...]:
+    """From small to large, a factor of two apart: few, since each costs a moment to capture and memory to keep."""
+    smallest = min(tile, SMALLEST_CAPTURE)
+    return tuple(sorted({max(smallest, tile >> k) for k in range(5)}))
+
+
+def tiles_for(count: int, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(samples, size of their tile) for a batch: full tiles first, at most a quarter is padding if smaller ones fit."""
+    plan = []
+    while count:
+        fits = next((size for size in sizes if size >= count), sizes[-1])
+        smaller = [size for size in sizes if size < fits]
+        size = smaller[-1] if smaller and 4 * count <= 3 * fits else fits
+        plan.append((min(count, size), size))
+        count -= plan[-1][0]
+    return plan
+
+
+class _Tape:
+    """The forward pass of a batch, from which gradients may be taken several times."""
+
+    def __init__(self, member: FastMember, x: Tensor) -> None:
+        self.member, self.x = member, x.detach()
+        self._run()
+
+    def _run(self) -> None:
+        with torch.cuda.device_of(self.x):
+            self.tiles, self.counts = self.member.differentiable_tiles(self.x)
+        self.passes = self.member.passes
+
+    def logits(self) -> Tensor:
+        parts = zip(self.tiles, self.counts)
+        return torch.cat([tile.logits.detach()[:count].to(self.x.dtype) for tile, count in parts])
+
+    def pull_back(self, cotangent: Tensor) -> Tensor:
+        """The gradient of <logits, cotangent> in x."""
+        if self.passes != self.member.passes and any(isinstance(tile, CapturedTile) for tile in self.tiles):
+            self._run()  # the member has run again since, over the same buffers
+        gradient = torch.empty_like(self.x)
+        with torch.cuda.device_of(self.x):
+            for tile, part, place in zip(self.tiles, cotangent.split(self.counts), gradient.split(self.counts)):
+                place.copy_(tile.pull_back(part)[: len(part)])
+        return gradient
+
+
 class _Differentiable(torch.autograd.Function):
     """The tiles of a batch as one differentiable function; each is pulled back under the member's settings."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, member: FastMember) -> Tensor:
-        with torch.cuda.device_of(x):
-            ctx.tiles = member.differentiable_tiles(x)
-        ctx.sizes = [len(part) for part in member._split(x)]
-        ctx.member, ctx.passes = member, member.passes
-        ctx.x = x.detach()
-        return torch.cat([t.logits.detach()[:n].to(x.dtype) for t, n in zip(ctx.tiles, ctx.sizes)])
+        ctx.tape = _Tape(member, x)
+        logits: Tensor = ctx.tape.logits()
+        return logits
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-        with torch.cuda.device_of(cotangent):
-            return _input_gradient(ctx, cotangent), None
-
-
-def _input_gradient(ctx: Any, cotangent: Tensor) -> Tensor:
-    member = ctx.member
-    if ctx.passes != member.passes and any(isinstance(tile, CapturedTile) for tile in ctx.tiles):
-        # The member has run again since, over the same buffers.
-        ctx.tiles = member.differentiable_tiles(ctx.x)
-        ctx.passes = member.passes
-    gradient = torch.empty_like(ctx.x)
-    for tile, part, place in zip(ctx.tiles, cotangent.split(ctx.sizes), gradient.split(ctx.sizes)):
-        place.copy_(tile.pull_back(part)[: len(part)])
-    return gradient
+        return ctx.tape.pull_back(cotangent), None

@@ -1,4 +1,4 @@
-"""The convolution of `fuse.FusedBlock` as one Triton kernel, for GPUs and few channels.
+"""The convolution of `fuse.FusedBlock` on GPUs: one Triton kernel for few channels, the library's for many.
 
 The kernels of libraries are made for many channels and leave most of a GPU idle on the 16 of a ResNet-20. Images lie in
 memory pixel by pixel (channels_last). A program computes all channels of BLOCK pixels as a sum of products over the
@@ -105,7 +105,9 @@ def convolve(
     back_to: tuple[int, int] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`fuse.plain_convolve` in one kernel; activations too large for float16 are clamped to its largest number."""
+    """`fuse.plain_convolve`; our kernel clamps activations too large for float16 to its largest number."""
+    if taps.dim() == 4:
+        return _by_library(x, taps, stride, bias, add, mask, relu, back_to, dtype or x.dtype)
     inputs, outputs = taps.shape[1:]
     height, width = x.shape[2:]
     shape = back_to or (-(-height // stride), -(-width // stride))
@@ -144,6 +146,34 @@ def convolve(
             num_warps=WARPS,
         )
     return out
+
+
+def _by_library(
+    x: Tensor,
+    weight: Tensor,
+    stride: int,
+    bias: Tensor | None,
+    add: Tensor | None,
+    mask: Tensor | None,
+    relu: bool,
+    back_to: tuple[int, int] | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    size, places = weight.shape[-1], (stride, stride)
+    if back_to is not None:
+        rest = [n - ((m - 1) * stride + size - 2 * (size // 2)) for n, m in zip(back_to, x.shape[2:])]
+        out = torch.conv_transpose2d(x, weight, stride=stride, padding=size // 2, output_padding=rest)
+        out = out if add is None else out + add
+        return out if mask is None else torch.ops.aten.threshold_backward(out, mask, 0)
+    geometry = (places, (size // 2, size // 2), (1, 1), 1)  # stride, padding, dilation, groups
+    if not relu:
+        out = torch.conv2d(x, weight, bias, places, size // 2)
+        out = out if add is None else out + add
+    elif add is None:
+        out = torch.ops.aten.cudnn_convolution_relu(x, weight, bias, *geometry)
+    else:
+        out = torch.ops.aten.cudnn_convolution_add_relu(x, weight, _channels_last(add), 1.0, bias, *geometry)
+    return out.to(dtype)
 
 
 def _channels_last(x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from recarc.lazy import attach
 
 if TYPE_CHECKING:
+    from recarc.models.hub import push_to_hub
     from recarc.models.importers import FORMATS
     from recarc.models.importers.matching import Imported, import_checkpoint
     from recarc.models.registry import FactorySpec, ModelSpec, build, from_factory, names, register, with_factory

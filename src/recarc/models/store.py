@@ -114,7 +114,9 @@ def load_ensemble(
     trust_code: bool = False,
     allow_factories: bool = False,
 ) -> RandomizedEnsemble:
-    """Load the ensemble in a folder (or `zoo:NAME`) in evaluation mode on `device`, checking every file first.
+    """Load the ensemble in a folder (or `zoo:NAME`, `hf:user/name@REVISION`) in evaluation mode on `device`.
+
+    Every file is checked first.
 
     A folder can name code (`module:function`) that makes a member. Loading such a member imports and runs that code,
     which requires `trust_code=True` (`allow_factories` is its older name); weights files never run code.
@@ -142,7 +144,11 @@ def load_ensemble(
 
 
 def ensemble_folder(path: str | Path) -> Path:
-    """The path itself; for `zoo:NAME` the folder of that ensemble."""
+    """The path itself; for `zoo:NAME` the folder of that ensemble, for `hf:user/name@REVISION` its local copy."""
+    if str(path).startswith("hf:"):
+        from recarc.models.hub import snapshot
+
+        return snapshot(str(path))
     if not str(path).startswith("zoo:"):
         return Path(path)
     from recarc import zoo

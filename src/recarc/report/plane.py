@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -181,8 +181,12 @@ def plane_svg(plane: Plane) -> str:
 
 def write_plane(path: str | Path, planes: Sequence[Plane] = (TWO, THREE)) -> Path:
     """Write the picture as a PNG, SVG or PDF, whatever the name ends in."""
+    return write_picture(path, lambda: draw_plane(planes))
+
+
+def write_picture(path: str | Path, draw: Callable[[], Figure]) -> Path:
     target = Path(path)
     kind = target.suffix.lower().lstrip(".")
     if kind not in ("png", "svg", "pdf"):
         raise InputError(f"{target.name!r} does not end in .png, .svg or .pdf; choose one of these")
-    return write_files({target: figure_bytes(draw_plane(planes), kind, dpi=160)})[0]
+    return write_files({target: figure_bytes(draw(), kind, dpi=160)})[0]

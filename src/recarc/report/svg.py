@@ -119,17 +119,19 @@ def forest_svg(comparison: Comparison, differences: bool) -> Markup:
     for tick in np.linspace(low, high, 5):
         sign = "+" if differences and tick > 1e-9 else ""
         line = Markup('<line class="grid" x1="{x}" x2="{x}" y1="{}" y2="{}"/>').format(TOP, height - BOTTOM, x=at(tick))
-        text = Markup('<text x="{}" y="{}" class="tick middle">{}{:g}</text>')
-        parts += [line, text.format(at(tick), height - BOTTOM + 22, sign, round(100 * tick, 2))]
+        x, place = (WIDTH, "end") if tick == high else (at(tick), "middle")  # nothing is cut off on a narrow screen
+        text = Markup('<text x="{}" y="{}" class="tick {}">{}{:g}</text>')
+        parts += [line, text.format(x, height - BOTTOM + 22, place, sign, round(100 * tick, 2))]
     if differences:
         zero = Markup('<line class="cursor" x1="{x}" x2="{x}" y1="{}" y2="{}"/>')
         parts.append(zero.format(TOP, height - BOTTOM, x=at(0)))
     for k, (entry, figure) in enumerate(zip(shown, figures)):
         y = TOP + ROW * k + 32
         name = Markup('<text x="{}" y="{}" class="tick">{}</text>').format(LEFT, y - 12, entry.name)
-        inside = _line([(at(figure.low), y), (at(figure.high), y)], "") + _mark(0, at(figure.value), y)
+        marks = _mark(0, at(figure.value), y)
         if entry.floor is not None and not differences:
-            inside += _mark(MARKS.index("bar"), at(entry.floor.value), y)
+            marks += _mark(MARKS.index("bar"), at(entry.floor.value), y)
+        inside = _line([(at(figure.low), y), (at(figure.high), y)], "") + Markup('<g class="mark">{}</g>').format(marks)
         parts.append(_group(entry.name, entry.role, inside) + name)
     label = f"robust accuracy minus that of {comparison.reference}, points" if differences else "robust accuracy, %"
     middle = (LEFT + WIDTH - RIGHT) / 2

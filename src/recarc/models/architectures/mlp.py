@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from torch import Tensor, nn
 
 from recarc.models.registry import check_count
@@ -11,7 +13,7 @@ class MLP(nn.Module):
     def __init__(self, features: int, classes: int, width: int, depth: int) -> None:
         super().__init__()
         sizes = [features, *[width] * depth]
-        pairs = zip(sizes, sizes[1:])
+        pairs = itertools.pairwise(sizes)
         self.hidden = nn.Sequential(*(layer for pair in pairs for layer in (nn.Linear(*pair), nn.ReLU())))
         self.fc = nn.Linear(width, classes)
 

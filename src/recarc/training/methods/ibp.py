@@ -41,8 +41,8 @@ class IBP(Method):
         return replace(adam, epochs=100 if name == "paper" else 30, lr=1e-3)
 
     def loss(self, context: StepContext, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
-        done = _ramp(context.progress)
-        kappa, ball = 1 - (1 - KAPPA) * done, _scaled(context.required_ball(), done)
+        done = ramp(context.progress)
+        kappa, ball = 1 - (1 - KAPPA) * done, scaled(context.required_ball(), done)
         clean, worst = x.new_zeros(()), x.new_zeros(())
         for member in context.trained:
             clean = clean + context.loss(member(x), y)
@@ -95,10 +95,10 @@ def linear_margins(known: Bounds, y: Tensor) -> Linear:
     return known.linear(known.network.output, rows, sample)
 
 
-def _ramp(progress: float) -> float:
+def ramp(progress: float) -> float:
     begin, end = RAMP
     return min(max((progress - begin) / (end - begin), 0.0), 1.0)
 
 
-def _scaled(ball: Ball, factor: float) -> Ball:
+def scaled(ball: Ball, factor: float) -> Ball:
     return replace(ball, eps=ball.eps * factor)
