@@ -86,7 +86,7 @@ def campaign(work: Work, root: Path, wanted: int, fault: Callable[[int], None] =
     kills, halfway, runs, failed = 0, 0, [root / "run-0"], []
     while kills < wanted:
         pid = child(work, runs[-1])
-        time.sleep(random.uniform(0, whole / 3))
+        time.sleep(random.uniform(0, whole / 2))  # beyond the preparation, which takes a third of it
         fault(pid)
         status = os.waitpid(pid, 0)[1]
         if status == 0:  # it was done before the fault came
