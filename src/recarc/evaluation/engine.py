@@ -154,10 +154,10 @@ class _Process:
             for k in shards:
                 shard = _Shard(folder, k, passes, version)
                 self._finish(shard, progress)
-                records = joined(shard.parts)
-                part = Evaluation(records, self.prepared.members.alpha.numpy())
-                done = Shard(k, len(records), part.clean_accuracy, part.robust_accuracy, shard.seconds)
-                notify(self.callbacks, "shard_done", done)
+                if self.callbacks:
+                    part = Evaluation(joined(shard.parts), self.prepared.members.alpha.numpy())
+                    done = Shard(k, len(part), part.clean_accuracy, part.robust_accuracy, shard.seconds)
+                    notify(self.callbacks, "shard_done", done)
 
     def _finish(self, shard: _Shard, progress: Progress) -> None:
         """Attack the rest of a shard, batch by batch; a batch that does not fit into memory is halved."""
