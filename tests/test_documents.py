@@ -92,7 +92,8 @@ def test_the_counter_example_is_drawn(tmp_path: Path) -> None:
     assert picture.startswith(b"\x89PNG") and len(picture) > 20_000
 
 
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/attacks.md", "docs/other_packages.md"]
+PAGES = ("attacks", "other_packages", "own_attack", "own_network", "recipes", "evaluation", "zoo")
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{name}.md" for name in PAGES)]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

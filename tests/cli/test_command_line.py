@@ -82,7 +82,7 @@ def test_records_that_are_not_kept_are_mentioned(ensemble: str, tmp_path: Path, 
     assert "records were not kept; --out DIR keeps them" in printed.err.splitlines()[-1]
     assert json.loads(printed.out)["samples"] == 24
     assert run("evaluate", ensemble, *QUICK, "--out", tmp_path / "run") == 0
-    assert "records" not in capsys.readouterr().err
+    assert f"records in {tmp_path / 'run'}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ def compare(
         print_json({**found.to_json(), "files": [str(file) for file in written]})
         return
     if latex:
-        print(comparison_table(found).latex(), end="")
+        for line in comparison_table(found).latex().splitlines():
+            print_line(line)
         return
     print_table(found.head, found.rows, found.caption)
     for text in (*found.sentences, *found.notes, *map(str, written)):

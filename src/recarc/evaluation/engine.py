@@ -161,9 +161,8 @@ class _Process:
                 shard = _Shard(folder, k, passes, version)
                 self._finish(shard, progress)
                 if self.callbacks:
-                    records = joined(shard.parts)
-                    part = Evaluation(records, self.prepared.members.alpha.numpy())
-                    done = Shard(k, len(records), part.clean_accuracy, part.robust_accuracy, shard.seconds)
+                    part = Evaluation(joined(shard.parts), self.prepared.members.alpha.numpy())
+                    done = Shard(k, len(part), part.clean_accuracy, part.robust_accuracy, shard.seconds)
                     notify(self.callbacks, "shard_done", done)
 
     def _finish(self, shard: _Shard, progress: Progress) -> None:

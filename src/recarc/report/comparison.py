@@ -54,7 +54,8 @@ class Entry:
 
     @property
     def verdict(self) -> str:
-        return {None: "no floor", True: "conclusive", False: "not conclusive"}[self.conclusive]
+        """Whether it is conclusive, in a word."""
+        return {None: "no floor", True: "yes", False: "no"}[self.conclusive]
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Comparison:
 
     @property
     def head(self) -> list[str]:
-        return ["ensemble", "alpha", "clean %", "robust %", "floor %", "verdict", f"minus {self.reference}, points"]
+        return ["ensemble", "alpha", "clean %", "robust %", "floor %", "conclusive", f"minus {self.reference}, points"]
 
     @property
     def rows(self) -> list[list[str]]:
@@ -246,7 +247,8 @@ def _sentence(entry: Entry, found: Difference, comparison: Comparison) -> str:
     held = ""
     if found.between is not None:
         low, high = (f"{100 * end:+.2f}" for end in found.between)
-        held = f"; stronger attacks can move it only between {low} and {high}, if the floors hold"
+        moved = "cannot move it" if low == high else f"can move it only between {low} and {high}"
+        held = f"; stronger attacks {moved}, if the floors hold"
     return f"{entry.name} keeps {Share(entry.robust.value)}, {size} {str(found).partition(' ')[2]}{held}."
 
 
