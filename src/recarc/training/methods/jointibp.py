@@ -33,20 +33,35 @@ class JointIBP(IBP):
         clean = torch.stack([context.loss(member(x), y) for member in context.trained]).sum()
         return {"ce": kappa * clean, "bound": (1 - kappa) * worst}
 
+    def score(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
+        """On the validation batch, the share of pairs that these bounds show to be never wrong together."""
+        if x is not self.certified:
+            return super().score(context, x, y)
+        known = [self.bounds_of(member, x, context.required_ball()) for member in context.trained]
+        pairs = itertools.combinations(known, 2)
+        return torch.stack([(joint_lowest(*pair, y).flatten(1).amin(1) > 0).float() for pair in pairs]).mean(0)
 
-def _joint_loss(one: Bounds, other: Bounds, y: Tensor) -> Tensor:
-    lines = [linear_margins(known, y) for known in (one, other)]
-    (a, b), (a2, b2) = (
-        (line.a.flatten(1).reshape(len(y), -1, one.x[0].numel()), line.b.reshape(len(y), -1)) for line in lines
-    )
+
+def joint_lowest(one: Bounds, other: Bounds, y: Tensor) -> Tensor:
+    """(B, C, C): g_cc' of two members; infinite where c or c' is y."""
+    (a, b), (a2, b2) = (_lines(known, y) for known in (one, other))
     classes = b.shape[1]
-    a_pair, b_pair = (a[:, :, None] + a2[:, None]) / 2, (b[:, :, None] + b2[:, None]) / 2
+    a, b = (a[:, :, None] + a2[:, None]) / 2, (b[:, :, None] + b2[:, None]) / 2
     sample = torch.arange(len(y), device=y.device).repeat_interleave(classes**2)
-    rows, x = a_pair.flatten(0, 2), one.x.flatten(1)[sample]
+    rows, x = a.flatten(0, 2), one.x.flatten(1)[sample]
     with torch.no_grad():
         point = x + one.ball.take(sample).lowest(rows, x)
-    lowest = ((rows * point).sum(1) + b_pair.flatten()).reshape(b_pair.shape)
+    lowest = ((rows * point).sum(1) + b.flatten()).reshape(b.shape)
     right = torch.arange(classes, device=y.device) == y[:, None]
-    wrong = ~(right[:, :, None] | right[:, None])
-    terms = torch.where(wrong, -lowest, -torch.inf).flatten(1)
+    return lowest.masked_fill(right[:, :, None] | right[:, None], torch.inf)
+
+
+def _lines(known: Bounds, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Coefficients (B, C, D) and offsets (B, C) of a member's margins."""
+    line = linear_margins(known, y)
+    return line.a.reshape(len(y), -1, known.x[0].numel()), line.b.reshape(len(y), -1)
+
+
+def _joint_loss(one: Bounds, other: Bounds, y: Tensor) -> Tensor:
+    terms = -joint_lowest(one, other, y).flatten(1)
     return torch.logsumexp(torch.cat([torch.zeros_like(terms[:, :1]), terms], dim=1), dim=1).mean()
