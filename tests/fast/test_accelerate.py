@@ -20,7 +20,7 @@ from recarc.attacks import Attack, AutoPGD, Climb
 from recarc.attacks.nearest_plane import nearest_plane
 from recarc.fast import FastMember, FastSettings, accelerate
 from recarc.fast.execute import CapturedTile, Executor, padded_cotangent
-from recarc.fast.fast_member import busy_tile, captured_sizes, tiles_for
+from recarc.fast.tiles import busy_tile, captured_sizes, tiles_for
 from recarc.models.registry import build
 from tiny import assert_unchanged, cnn, labels_of, mlp_ensemble, photograph, points
 

@@ -135,7 +135,7 @@ def run_attacks(ensemble: RandomizedEnsemble, out: Path, setting: dict[str, Any]
             save_inputs=name in ("tight", "adaptive_pgd"),  # for the pictures
             progress=not quiet,
             batch_size=64,  # the progress bar moves more often
-            precision="float32",  # as in `recarc evaluate`
+            precision="float32",  # on a GPU too, so that the figures are the same
         )
         for name, attack in attacks.items()
     }

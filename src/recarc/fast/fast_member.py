@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -17,10 +16,9 @@ from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble
 from recarc.errors import InputError, first_line
 from recarc.fast.convert import folded_copy, in_search_precision, is_fully_fused, is_fused, is_traceable
 from recarc.fast.execute import CapturedTile, Executor, PlainTile, channels_last
+from recarc.fast.tiles import SMALLEST_TILE, busy_tile, captured_sizes, tiles_for
 from recarc.runtime import COARSE, TILE, check_precision
 
-SMALLEST_CAPTURE = 16  # images in a captured tile, at least
-BUSY, SMALLEST_TILE = 1.5e11, 32  # floating-point operations that keep a GPU busy; images at once, at least
 STEADY = 4  # answers of a member that must agree
 MANY = 16  # times as much in the largest of several sizes of tiles
 CHECKED_IMAGES, AGREEMENT = 64, 0.05  # fused logits are compared with plain ones; the difference that rounding allows
@@ -241,44 +239,6 @@ class FastMember(nn.Module):
                 self._captured.clear()
                 return None
         return self._captured[key]
-
-
-def busy_tile(net: nn.Module, x: Tensor) -> int:
-    """How many images like x keep a GPU busy: a power of two, fewer the more work the network does on each."""
-    work = 1
-
-    def count(module: nn.Module, _: Any, out: Tensor) -> None:
-        nonlocal work
-        weight: Any = module.weight
-        work += 2 * out.numel() * weight.numel() // len(weight)
-
-    hooks = [m.register_forward_hook(count) for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), x.dtype)
-    try:
-        with torch.no_grad():
-            net(x[:1].to(dtype))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return int(1 << max(0, int(math.log2(BUSY / work))))
-
-
-def captured_sizes(tile: int) -> tuple[int, ...]:
-    """From small to large, a factor of two apart: few, since each costs a moment to capture and memory to keep."""
-    smallest = min(tile, SMALLEST_CAPTURE)
-    return tuple(sorted({max(smallest, tile >> k) for k in range(5)}))
-
-
-def tiles_for(count: int, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(samples, size of their tile) for a batch: full tiles first, at most a quarter is padding if smaller ones fit."""
-    plan = []
-    while count:
-        fits = next((size for size in sizes if size >= count), sizes[-1])
-        smaller = [size for size in sizes if size < fits]
-        size = smaller[-1] if smaller and 4 * count <= 3 * fits else fits
-        plan.append((min(count, size), size))
-        count -= plan[-1][0]
-    return plan
 
 
 class _Tape:
