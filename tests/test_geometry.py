@@ -11,7 +11,6 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from recarc import Ball, InputError, Norm
-from recarc.evaluation.judge import tolerance
 from recarc.geometry import per_sample, running_total, total
 from tiny import points
 
@@ -467,5 +466,5 @@ def test_points_from_far_away_end_inside(p: float) -> None:
     x = torch.rand(50, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     ball = Ball(p, 0.5)
     delta = ball.project(1e4 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1)), x)
-    excess = ball.violation(x, ball.move(x, delta)) - tolerance(x.double(), ball)
+    excess = ball.violation(x, ball.move(x, delta)) - ball.tolerance(x.double())
     assert float(excess.max()) <= 0
