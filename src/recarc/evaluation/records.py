@@ -149,5 +149,5 @@ def from_parquet(data: bytes) -> Records:
             challenged=flat("challenged", np.int8, members) if "challenged" in names else None,
             excluded=flat("excluded", np.int8, -1).astype(bool) if "excluded" in names else None,
         )
-    except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
+    except (pa.ArrowException, KeyError, TypeError, ValueError, OverflowError, RecursionError, OSError) as error:
         raise ValueError(f"not a shard of records: {str(error).splitlines()[0][:100]}") from None
