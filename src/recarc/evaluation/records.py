@@ -132,7 +132,7 @@ def from_parquet(data: bytes) -> Records:
             column = table.column(name).combine_chunks()
             values = column.flatten() if pa.types.is_list(column.type) else column
             array = values.to_numpy(zero_copy_only=False).astype(dtype).reshape(n, *shape)
-            return np.moveaxis(array, 0, -1)
+            return np.ascontiguousarray(np.moveaxis(array, 0, -1))  # or means would be rounded in another order
 
         names = table.column_names
         weights = flat("weight", np.float64, components)
