@@ -12,9 +12,12 @@ demo: $(STAMP)
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -rs
 
-# Mutated files for every reader, e.g. `make fuzz N=10000 JOBS=8`; FROM is the first seed.
+# Mutated files for every reader, e.g. `make fuzz N=10000 JOBS=8`, and N/100 times as many examples of every property as
+# in the tests; FROM is the first seed.
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py $(or $(N),1000) --first $(or $(FROM),0) --jobs $(or $(JOBS),1)
+	OMP_NUM_THREADS=1 RECARC_FUZZ=$(or $(N),1000) $(BIN)/python -m pytest tests/test_properties.py \
+		--hypothesis-seed=$(or $(FROM),0)
 
 # Kills of evaluations, trainings, ranks and nodes, and full disks, e.g. `make chaos KILLS=100 JOBS=8`.
 chaos: $(STAMP)
@@ -70,4 +73,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

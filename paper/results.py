@@ -100,7 +100,7 @@ def read(folder: Path, item: str, title: str = "") -> ItemResult:
             raise ValueError(f"format {document['format']!r}, expected {FORMAT}")
         rows = tuple(_row(row) for row in document["rows"])
         return ItemResult(document["item"], document["title"], rows)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is not a results file of `python -m paper`: {error}") from None
 
 

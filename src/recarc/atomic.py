@@ -50,12 +50,16 @@ def write_bytes(path: Path, data: bytes, previous: Path | None = None) -> None:
 def write_all(files: Mapping[Path, bytes], previous: Mapping[Path, Path] | None = None) -> None:
     """Write every file under a temporary name, then rename them in order: all of them or, on a full disk, none.
 
+    A folder in the place of a file is found before anything is renamed.
+
     `previous` are names for what some of them held before.
     """
     parts = {path: _temporary(path) for path in files}
     try:
         for path, part in parts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
             write_through(part, files[path])
         for path, kept in (previous or {}).items():
             _keep(path, kept)

@@ -248,7 +248,7 @@ def validated_alpha(alpha: Sequence[float] | Tensor | None, count: int) -> Tenso
     narrow = str(getattr(alpha, "dtype", "")).endswith(("float32", "float16"))
     try:
         values = torch.as_tensor(alpha, dtype=torch.float64).detach().cpu().clone()
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise InputError(f"alpha is {alpha!r}; expected one number per member, such as [0.9, 0.1]") from None
     if narrow:
         values = values.round(decimals=6)  # 0.1 in float32 is meant as 0.1

@@ -50,4 +50,4 @@ def spreadsheet_cell(value: object) -> object:
     if not isinstance(value, str):
         return value
     text = printable(value)
-    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) else text
+    return f"'{text}" if text.lstrip().startswith(tuple("=+-@＝＋－＠")) else text

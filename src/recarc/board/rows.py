@@ -22,6 +22,7 @@ from recarc.sampling import best_for_patterns
 
 FORMAT = 1
 EPS = {"linf": 8 / 255, "l2": 128 / 255}  # the problems of a new board
+MOST = 1e18  # of any figure
 Json = dict[str, Any]
 
 
@@ -94,8 +95,9 @@ class Board:
             names = {f.name for f in fields(Row)}
             rows = tuple(Row(**{key: row[key] for key in names & set(row)}) for row in document["rows"])
             for row in rows:
-                _ = row.name, row.helps, float(row.tight["value"]), float(row.floor), float(row.clean)
-            return cls(str(document["data"]), str(document["split"]), dict(document["eps"]), rows)
+                _check_row(row)
+            eps = {str(norm): _number(radius, "eps") for norm, radius in document["eps"].items()}
+            return cls(str(document["data"]), str(document["split"]), eps, rows)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{path} is not a board of recarc: {first_line(error)}") from None
 
@@ -143,6 +145,34 @@ class Board:
         if best.verdict != "conclusive":
             second += f"; its verdict is open, and at its floor the gain would be {100 * best.gain_at_floor:+.2f}"
         return f"{first} {second}."
+
+
+def _check_row(row: Row) -> None:
+    """Raise unless everything in a row that was read is of its kind."""
+    for part in fields(Row):
+        value = getattr(row, part.name)
+        if part.type in ("int", "float") or (part.type == "float | None" and value is not None):
+            _number(value, part.name)
+        elif part.type == "str" and not isinstance(value, str):
+            raise ValueError(f"{part.name} is {value!r:.40}")
+    for name, figure in (("tight", row.tight), ("gain", row.gain)):
+        for end in ("value", "low", "high"):
+            _number(figure[end], name)
+    known = row.provenance
+    for name in ("hardware", "commit", "command", "trained_on"):
+        if not isinstance(known.get(name, ""), str | None):
+            raise ValueError(f"its {name} is {known[name]!r:.40}")
+    if not row.alpha or not isinstance(known.get("checked", {}), dict) or not isinstance(row.signals, list):
+        raise ValueError(f"the row of {row.method!r:.40} has no alpha, or signals or checks of another kind")
+    for value in row.alpha:
+        _number(value, "alpha")
+
+
+def _number(value: Any, name: str) -> float:
+    """A number of a size that can be true."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST:
+        raise ValueError(f"{name} is {value!r:.40}, expected a number")
+    return value
 
 
 def _keep(count: int) -> str:

@@ -84,7 +84,7 @@ def assignments(name: str, form: str, texts: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"{name} takes {form}, got {text!r}")
         try:
             values[key] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             values[key] = value
     return values
 

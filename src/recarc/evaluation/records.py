@@ -132,7 +132,7 @@ def from_parquet(data: bytes) -> Records:
             column = table.column(name).combine_chunks()
             values = column.flatten() if pa.types.is_list(column.type) else column
             array = values.to_numpy(zero_copy_only=False).astype(dtype).reshape(n, *shape)
-            return np.moveaxis(array, 0, -1)
+            return np.ascontiguousarray(np.moveaxis(array, 0, -1))  # or means would be rounded in another order
 
         names = table.column_names
         weights = flat("weight", np.float64, components)
@@ -149,5 +149,5 @@ def from_parquet(data: bytes) -> Records:
             challenged=flat("challenged", np.int8, members) if "challenged" in names else None,
             excluded=flat("excluded", np.int8, -1).astype(bool) if "excluded" in names else None,
         )
-    except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
+    except (pa.ArrowException, KeyError, TypeError, ValueError, OverflowError, RecursionError, OSError) as error:
         raise ValueError(f"not a shard of records: {str(error).splitlines()[0][:100]}") from None

@@ -383,7 +383,7 @@ class Evaluation:
     def to_csv(self, path: str | Path) -> Path:
         """The rows of `to_pandas` as a CSV file, written without pandas."""
         table, path = columns(self), Path(path)
-        with replacing(path) as part, part.open("x", newline="") as file:
+        with replacing(path) as part, part.open("x", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(table)
             writer.writerows(map(spreadsheet_cell, row) for row in zip(*(c.tolist() for c in table.values())))

@@ -312,7 +312,7 @@ def check_sizes(classes: int | None = None, channels: int | None = None, image_s
 def _per_channel(name: str, values: Sequence[float], channels: int) -> tuple[float, ...]:
     try:
         numbers = tuple(float(value) for value in values)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(f"{name} must be a list of {channels} numbers, got {values!r}") from None
     if len(numbers) != channels or not all(math.isfinite(value) for value in numbers):
         raise InputError(f"{name} must be {channels} finite numbers (one per channel), got {list(numbers)}")

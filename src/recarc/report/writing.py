@@ -34,6 +34,7 @@ SPECIAL = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
 }
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff]")
 MARKDOWN = str.maketrans({"|": r"\|", "\\": r"\\", "[": r"\[", "`": r"\`", "<": "&lt;"})
 
 
@@ -68,6 +69,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_visible,
     )
     rules = Rules()
     environment.filters |= {"percent": percent, "points": points, "eps": eps_text, "pretty": pretty}
@@ -87,6 +89,14 @@ def environment() -> Environment:
         "MEMBER": MEMBER,
     }
     return environment
+
+
+def _visible(value: Any) -> Any:
+    """Text for a page: control characters and halves of characters, which no file can hold, are written out."""
+    if not isinstance(value, str) or CONTROL.search(value) is None:
+        return value
+    text = CONTROL.sub(lambda found: printable(found[0]), str(value))
+    return Markup(text) if isinstance(value, Markup) else text
 
 
 class Rules:
@@ -211,7 +221,8 @@ def _curve_table(name: str, curve: Curve) -> Table:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return " & ".join("".join(SPECIAL.get(c, c) for c in printable(cell)) for cell in cells) + r" \\"
+    row = " & ".join("".join(SPECIAL.get(c, c) for c in printable(cell)) for cell in cells) + r" \\"
+    return f"{{}}{row}" if row.startswith(("[", "*")) else row  # or the row before would take it for its own option
 
 
 def _plain(cell: str) -> str:

@@ -89,7 +89,7 @@ class CheckpointFolder:
             return False
         try:
             saved = json.loads(atomic.read_plain(folder / CONFIG))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             saved = None
         if not isinstance(saved, dict):
             raise InputError(f"{folder} is not an unfinished run of `recarc train`: move it or choose another out")

@@ -116,12 +116,15 @@ def as_pixels(images: np.ndarray, where: str) -> np.ndarray:
     if images.dtype == np.uint8:
         return np.ascontiguousarray(images)
     if images.dtype.kind == "f":
-        scaled = 255 * images.astype(np.float64)
-        whole = np.round(scaled)
-        if bool((np.abs(scaled - whole) < 1e-3).all()) and whole.min() >= 0 and whole.max() <= 255:
+        with np.errstate(all="ignore"):  # of infinities
+            scaled = 255 * images.astype(np.float64)
+            whole = np.round(scaled)
+            near = bool((np.abs(scaled - whole) < 1e-3).all())
+        if near and whole.min() >= 0 and whole.max() <= 255:
             return np.ascontiguousarray(whole.astype(np.uint8))
+    low, high = float(images.min()), float(images.max())
     raise InputError(
-        f"the images of {where} are {images.dtype} from {images.min():.3g} to {images.max():.3g}; expected uint8, or "
+        f"the images of {where} are {images.dtype} from {low:.3g} to {high:.3g}; expected uint8, or "
         "floats in [0, 1] in steps of 1/255, without normalisation (it belongs into the model); other tensors can be "
         "evaluated in Python"
     )
