@@ -269,6 +269,8 @@ def test_damaged_folders_get_one_clear_line(folder: Path, tmp_path: Path) -> Non
     refused(folder, "the document must be a JSON object")
     (folder / "ensemble.json").unlink()
     refused(folder, "it has no ensemble.json")
+    os.mkfifo(folder / "ensemble.json")  # reading it would wait for ever
+    refused(folder, "cannot read .*ensemble.json: not a plain file")
     refused(tmp_path / "nowhere", "nowhere is not an ensemble folder")
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from recarc import __version__
-from recarc.atomic import replacing, write_through
+from recarc.atomic import read_plain, replacing, write_through
 from recarc.errors import InputError
 from recarc.models.registry import (
     FactorySpec,
@@ -227,7 +227,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     if not folder.is_dir():
         raise InputError(f"{folder} is not an ensemble folder: expected a folder that contains {FILE}")
     try:
-        document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
+        document = json.loads(read_plain(path).decode(), parse_constant=_no_constant)
     except FileNotFoundError:
         raise InputError(f"{folder} is not an ensemble folder: it has no {FILE}") from None
     except OSError as error:
