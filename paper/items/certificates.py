@@ -17,9 +17,9 @@ from paper.setup import Setup
 from recarc import Ball, Evaluation, RandomizedEnsemble, Tight, evaluate
 from recarc.data.imageset import ImageSet
 from recarc.errors import RecarcWarning
-from recarc.evaluation.certify import Certification, certify
+from recarc.evaluation.certification import Certification, certify
 from recarc.evaluation.run_folder import CERTIFICATE, SUMMARY
-from recarc.exact.certify import Certificate
+from recarc.exact.certificate import Certificate
 from recarc.provenance import commit
 
 CHUNK = 20  # images solved exactly before the row is written again

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from recarc.ensemble import RandomizedEnsemble
     from recarc.errors import InputError
     from recarc.evaluation import Evaluation, Verdict, evaluate
-    from recarc.evaluation.certify import certify
+    from recarc.evaluation.certification import certify
     from recarc.fast import accelerate
     from recarc.geometry import Ball, Norm
     from recarc.models import load_ensemble, save_ensemble

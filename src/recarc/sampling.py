@@ -175,7 +175,7 @@ def cutting_planes(
 
 def certified(ensemble: RandomizedEnsemble, samples: AttackedSamples, watch: Watch | None = None) -> Choice:
     """The alpha with the highest certified floor: the same program over the sets that no certificate excludes."""
-    from recarc.exact.certify import Certificate
+    from recarc.exact.certificate import Certificate
     from recarc.exact.joint import ALL_SETS
 
     if len(ensemble) > ALL_SETS:

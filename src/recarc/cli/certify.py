@@ -12,7 +12,7 @@ from recarc.cli.options import number, numbers, size
 from recarc.cli.output import percent, print_json, print_line, print_note, print_table
 
 if TYPE_CHECKING:
-    from recarc.evaluation.certify import Certification
+    from recarc.evaluation.certification import Certification
 
 
 def certify(
@@ -53,9 +53,9 @@ def certify(
 
     import recarc
     from recarc.data import load
-    from recarc.evaluation.certify import certify as certify_samples
+    from recarc.evaluation.certification import certify as certify_samples
     from recarc.evaluation.checks import collect_warnings
-    from recarc.exact.certify import Certificate
+    from recarc.exact.certificate import Certificate
     from recarc.runtime import first_process, use_device
 
     certificate, ball = Certificate(method, steps, time_limit), recarc.Ball(norm, radius, valid)

@@ -198,7 +198,7 @@ class _Process:
         """The records of a batch and its adversarial inputs; of a certificate, what it proves."""
         problem, attack = self.prepared.problem(rows), self.prepared.attacker.attack
         if self.certifies:
-            from recarc.evaluation.certify import certified_records
+            from recarc.evaluation.certification import certified_records
 
             return certified_records(attack, problem, rows), []
         return judge(problem, run_attack(self.prepared.attacker, problem), rows)

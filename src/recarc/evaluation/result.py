@@ -26,7 +26,7 @@ from recarc.lazy import import_object
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from recarc.evaluation.certify import Certification
+    from recarc.evaluation.certification import Certification
     from recarc.evaluation.verdict import Verdict
     from recarc.exact.floors import Floor
 
@@ -415,7 +415,7 @@ def _certification(folder: RunFolder) -> tuple[Certification | None, list[str]]:
     """The certificate beside a run, and why one that exists does not count."""
     if not (folder.path / CERTIFICATE / RUN).exists():
         return None, []
-    from recarc.evaluation.certify import Certification
+    from recarc.evaluation.certification import Certification
 
     try:
         return Certification.beside(folder.path), []

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recarc.ensemble import RandomizedEnsemble
 from recarc.exact.bounds import margins
-from recarc.exact.certify import Certificate
+from recarc.exact.certificate import Certificate
 from recarc.exact.network import network_of
 from recarc.geometry import Ball
 from recarc.report.figures import STYLE, new_figure

@@ -3,17 +3,6 @@
   const all = (selector, root = document) => Array.from(root.querySelectorAll(selector));
   const table = document.querySelector(".board"), rows = all("tbody", table), shown = document.getElementById("shown");
 
-  // Light and dark, as on the report's page.
-  const root = document.documentElement;
-  const remembered = { get: () => { try { return localStorage.getItem("recarc-theme"); } catch { return null; } },
-                       set: (value) => { try { localStorage.setItem("recarc-theme", value); } catch { /* private mode */ } } };
-  if (remembered.get()) root.dataset.theme = remembered.get();
-  document.getElementById("theme").addEventListener("click", () => {
-    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    root.dataset.theme = dark ? "light" : "dark";
-    remembered.set(root.dataset.theme);
-  });
-
   // Filters.
   const filters = ["norm", "members"].map((name) => document.getElementById(name));
   const filter = () => {

@@ -24,7 +24,7 @@ from recarc.evaluation.records import CLEAN, Records
 from recarc.evaluation.result import Estimate, Evaluation, estimate
 from recarc.evaluation.run_folder import CERTIFICATE, RUN, RunFolder
 from recarc.evaluation.samples import as_samples
-from recarc.exact.certify import Certificate
+from recarc.exact.certificate import Certificate
 from recarc.exact.floors import Floor
 from recarc.exact.joint import Certified, sets_of
 from recarc.geometry import Ball
