@@ -61,7 +61,7 @@ class Row:
         return f"{self.method}, {self.norm}, M = {self.members}, alpha {weights}, seed {self.provenance.get('seed', 0)}"
 
     @property
-    def helps(self) -> float:
+    def p_value(self) -> float:
         """p-value of the gain being 0, from its paired interval."""
         half = (self.gain["high"] - self.gain["low"]) / 2
         if half <= 0:
@@ -121,7 +121,7 @@ class Board:
 
     def _clear(self) -> list[bool]:
         mixtures = [row.members > 1 for row in self.rows]
-        rejected = iter(holm([row.helps for row, mixed in zip(self.rows, mixtures) if mixed]))
+        rejected = iter(holm([row.p_value for row, mixed in zip(self.rows, mixtures) if mixed]))
         return [next(rejected) if mixed else False for mixed in mixtures]
 
     @property
