@@ -78,7 +78,7 @@ class ItemRun:
 
     def run(self) -> ItemResult:
         self.setup.check(self.item, self.rows)
-        images = {row.name: len(self.setup.images(row.data)) for row in self.rows}
+        images = {row.name: len(self.setup.images(row.data, last=row.last)) for row in self.rows}
         for row in self.rows if self.columns else ():
             results.mergeable(self.folder, self.item.name, row.name, images[row.name])
         if not self.columns:
@@ -94,7 +94,7 @@ class ItemRun:
     def measured(self, row: Row) -> RowResult:
         """All figures of one row, with its provenance."""
         setup, scale = self.setup, self.setup.scale
-        loaded, images = setup.ensemble(row.ensemble), setup.images(row.data)
+        loaded, images = setup.ensemble(row.ensemble), setup.images(row.data, last=row.last)
         small = self._without_missing_members(scale.row(row), len(loaded.ensemble))
         alpha, chosen_by = self.alpha_of(small, loaded)
         figures: list[Figure] = []
@@ -150,7 +150,7 @@ class ItemRun:
         words = ["python -m paper", self.item.name, "--only", row.name]
         words += [word for column in self.columns for word in ("--column", shlex.quote(column))]
         words += ["--recipe", self.setup.recipe]
-        count, spec = len(self.setup.images(row.data)), CATALOG[row.data]
+        count, spec = len(self.setup.images(row.data, last=row.last)), CATALOG[row.data]
         words += ["--limit", str(count)] if count < spec.splits[spec.evaluation] else []
         if self.setup.epochs and self.setup.trains(row.ensemble):
             words += ["--epochs", f"{self.setup.epochs:g}"]

@@ -26,13 +26,13 @@ RESULTS_HEAD = """# Results
 
 Written by `python -m paper --render` from the files in `paper/results/`; do not edit by hand. Accuracies are in percent
 with half the width of their 95 % interval (the interval itself if it is lopsided); where the paper prints a number, it
-is in the column to the right. `images` is the number of test images, always the first ones of the set or file; figures
-on few images have wide intervals. `tight` and `floor` are not in the paper: the staged attack of this package, and the
-accuracy below which no attack can push the ensemble as long as its members alone are as robust as the strongest attack
-on each of them suggests. How the members were trained is said below each table: the recipe `fast`, even more so with
-fewer epochs than its own, is not the paper's training, so compare differences between columns rather than columns with
-the paper. Every accuracy on images comes from `recarc.evaluate`: attacks may search in a faster precision than float32,
-but what they find is judged in float32.
+is in the column to the right. `images` is the number of test images, the first ones of the set or file unless the row
+says otherwise; figures on few images have wide intervals. `tight` and `floor` are not in the paper: the staged attack
+of this package, and the accuracy below which no attack can push the ensemble as long as its members alone are as robust
+as the strongest attack on each of them suggests. How the members were trained is said below each table: the recipe
+`fast`, even more so with fewer epochs than its own, is not the paper's training, so compare differences between columns
+rather than columns with the paper. Every accuracy on images comes from `recarc.evaluate`: attacks may search in a
+faster precision than float32, but what they find is judged in float32.
 
 How the claims are judged. A claim is confirmed only if it holds in every row, and refuted if there is a row in which it
 does not. Comparisons use 95 % intervals, paired over the images where such a difference was measured, and are corrected

@@ -94,6 +94,7 @@ class Row:
     alpha: str | Alpha = "grid"
     differences: tuple[Difference, ...] = ()
     axis: str = ""  # what x is, where the row is a sweep
+    last: bool = False  # on the last images of the test set instead of the first
 
     @property
     def data(self) -> str:

@@ -50,17 +50,21 @@ class Setup:
     precision: str = "float32"  # of the attacks' search
     epochs: float | None = None  # of what is trained; None: the recipe's
     _ensembles: dict[str, LoadedEnsemble] = field(default_factory=dict)
-    _images: dict[tuple[str, str], ImageSet] = field(default_factory=dict)
+    _images: dict[tuple[str, str, bool], ImageSet] = field(default_factory=dict)
 
     def say(self, text: str) -> None:
         if self.report is not None:
             self.report(text)
 
-    def images(self, data: str, split: str = "test") -> ImageSet:
-        if (data, split) not in self._images:
+    def images(self, data: str, split: str = "test", last: bool = False) -> ImageSet:
+        """All images of a training set; of a test set the first `limit`, or the last."""
+        if (data, split, last) not in self._images:
             limit = self.limit if split == "test" else None
-            self._images[data, split] = self.scale.images(load(data, split, data_dir=self.data_dir, limit=limit))
-        return self._images[data, split]
+            found = load(data, split, data_dir=self.data_dir, limit=None if last else limit)
+            if last and limit is not None:
+                found = found.subset(slice(max(0, len(found) - limit), len(found)))
+            self._images[data, split, last] = self.scale.images(found)
+        return self._images[data, split, last]
 
     def held_out(self, data: str, loaded: LoadedEnsemble) -> HeldOut:
         """The images to choose alpha on: training images, so that none is scored afterwards."""
