@@ -11,7 +11,7 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from recarc import Ball, InputError, Norm
-from recarc.geometry import per_sample, running_total, total
+from recarc.geometry import odd_scale, per_sample, running_total, total
 from tiny import points
 
 P = [1, 1.5, 2, 3, 7.3, math.inf]
@@ -468,3 +468,18 @@ def test_points_from_far_away_end_inside(p: float) -> None:
     delta = ball.project(1e4 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1)), x)
     excess = ball.violation(x, ball.move(x, delta)) - ball.tolerance(x.double())
     assert float(excess.max()) <= 0
+
+
+@pytest.mark.parametrize(
+    ("norm", "eps", "pixels", "odd"),
+    [
+        ("l1", 12.0, 32, False),
+        ("l1", 255.0, 32, True),
+        ("l2", 3.0, 224, False),
+        ("l2", 3.0, 32, True),
+        ("l2", 2.5, 32, False),
+        ("linf", 8.0, 32, True),
+    ],
+)
+def test_an_eps_of_another_scale_is_noticed(norm: str, eps: float, pixels: int, odd: bool) -> None:
+    assert (odd_scale(Ball(norm, eps), (3, pixels, pixels)) is not None) is odd

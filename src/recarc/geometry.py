@@ -338,9 +338,11 @@ def odd_scale(ball: Ball, shape: Sequence[int]) -> str | None:
     """Why an eps looks like one of another scale, for images in [0, 1]: 8 instead of 8/255; None if it does not."""
     if not isinstance(ball.eps, float):
         return None
-    if ball.eps >= float(ball.norm.norm(torch.full((1, math.prod(shape)), 0.5, dtype=torch.float64))):
+    shifted = float(ball.norm.norm(torch.ones(1, math.prod(shape), dtype=torch.float64)))  # every value by 1
+    if ball.eps >= 0.5 * shifted:
         return "is large enough to turn any image uniform grey"
-    return "is a whole number" if ball.eps >= 2 and ball.eps == int(ball.eps) else None
+    whole = ball.eps >= 2 and ball.eps == int(ball.eps)
+    return "is a whole number" if whole and ball.eps >= 8 / 255 * shifted else None  # l1 12 is a usual radius
 
 
 def _soft_threshold(delta: Tensor, eps: Tensor, room: Tensor) -> Tensor:

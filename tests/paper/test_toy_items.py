@@ -228,3 +228,10 @@ def test_the_demo_becomes_a_row(toy_setup: Setup, tmp_path: Path, monkeypatch: p
     (row,) = measure.measure(ITEMS["demo"], toy_setup, tmp_path, []).rows
     assert row.row == "shipped" and row.alpha == (0.7, 0.3) and row.images == 355
     assert {f.column: f.measured for f in row.figures} == {"Clean": 97.0, "Tight": 24.0}
+
+
+def test_a_row_may_be_measured_on_the_last_images(data_dir: Path, tmp_path: Path) -> None:
+    setup = Setup(tmp_path, torch.device("cpu"), data_dir=data_dir, limit=3, report=None)
+    whole = Setup(tmp_path, torch.device("cpu"), data_dir=data_dir, report=None).images("cifar10").uint8()
+    assert torch.equal(setup.images("cifar10").uint8(), whole[:3])
+    assert torch.equal(setup.images("cifar10", last=True).uint8(), whole[-3:])
