@@ -30,7 +30,8 @@ ORDER = [
     ["exact"],
     ["evaluation"],
     ["sampling", "sweep"],
-    ["training", "report", "adapters"],
+    ["adapters"],
+    ["training", "report"],
     ["board"],
     ["cli", "testing"],
 ]
