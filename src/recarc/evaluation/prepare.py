@@ -30,7 +30,7 @@ from recarc.runtime import COARSE, TILE, check_precision
 FIRST = 16  # samples on which members are tried
 PEERS = ("autoattack", "foolbox", "torchattacks")  # packages with a `stage` in recarc.adapters
 OWN = "as the members"
-SHORT = 1e9  # floating-point operations after which a CPU should have a tile done: an attack calls members 1,000 times
+SHORT = 2e9  # floating-point operations after which a CPU should have a tile done: an attack calls members 1,000 times
 LARGE = 10_000  # numbers in an image; a few dozen images larger than this fill a GPU, and its memory
 
 
