@@ -326,7 +326,7 @@ def test_a_full_disk_is_one_line(ensemble: str, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "cannot write" in done.stderr and "rerun the command to resume" in done.stderr
     assert "Traceback" not in done.stderr
-    assert sorted(f.name for f in out.iterdir() if f.name != ".lock") == ["run.json"]
+    assert sorted(f.name for f in out.iterdir() if f.name != ".lock") == ["run.json", "summary.json"]
 
 
 def test_the_ensemble_is_not_touched(ensemble: str, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_bad_input_is_refused_before_any_compute(arguments: dict[str, Any], mess
 
 
 def test_terms_of_a_loss_have_names() -> None:
-    with pytest.raises(InputError, match='loss of oneterm returns a Tensor; expected named terms, such as {"ce": ...}'):
+    with pytest.raises(InputError, match="loss of oneterm returns a Tensor; expected named terms, such as"):
         small(OneTerm(), epochs=0.1)
 
 

@@ -147,12 +147,9 @@ def run(arguments: Sequence[str], program: typer.Typer = app, name: str = "recar
 
 def own_line(error: BaseException) -> str:
     """Where an unforeseen error was last in code of the user's own, neither ours nor an installed package's."""
-    inside = (
-        str(Path(recarc.__file__).parent),
-        *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
-    )
+    others = (str(Path(recarc.__file__).parent), sysconfig.get_path("stdlib"), "<")
     places = traceback.extract_tb(error.__traceback__)
-    own = [p for p in places if "site-packages" not in p.filename and not p.filename.startswith((*inside, "<"))]
+    own = [p for p in places if "site-packages" not in p.filename and not p.filename.startswith(others)]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}; --verbose shows the way there)" if own else ""
 
 
