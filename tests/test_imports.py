@@ -30,7 +30,8 @@ ORDER = [
     ["exact"],
     ["evaluation"],
     ["sampling", "sweep"],
-    ["training", "report", "adapters"],
+    ["adapters"],
+    ["training", "report"],
     ["board"],
     ["cli", "testing"],
 ]
@@ -107,3 +108,13 @@ def test_every_public_name_exists() -> None:
     for name in recarc.__all__:
         assert getattr(recarc, name) is not None
     assert recarc.__version__
+
+
+def test_dir_shows_the_public_names() -> None:
+    """Names that are imported on first use are offered by a notebook's completion, too."""
+    import recarc.models
+    import recarc.report
+    import recarc.training
+
+    assert {"load_ensemble", "save_ensemble", "push_to_hub"} <= set(dir(recarc.models))
+    assert {"train", "Method"} <= set(dir(recarc.training)) and {"build_report", "compare"} <= set(dir(recarc.report))

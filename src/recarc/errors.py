@@ -26,12 +26,13 @@ class RecarcWarning(UserWarning):
     """The evaluation continues, but its result may mislead."""
 
 
-def unknown(kind: str, name: object, known: Iterable[str]) -> InputError:
-    """The error for an unknown name: lists the known ones and suggests the nearest."""
+def unknown(kind: str, name: object, known: Iterable[str], own: str = "") -> InputError:
+    """The error for an unknown name: lists the known ones, suggests the nearest, and says how to name one's `own`."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return InputError(f"unknown {kind} {name!r}{hint}; known: {', '.join(names)}")
+    yours = f"; your own is module:{own}, with --trust-code" if own and "." in str(name) else ""
+    return InputError(f"unknown {kind} {name!r}{hint}; known: {', '.join(names)}{yours}")
 
 
 def first_line(error: BaseException) -> str:

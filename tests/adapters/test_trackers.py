@@ -1,4 +1,4 @@
-"""Trackers: Weights & Biases offline and MLflow in a local folder where they are installed, and a stand-in of each."""
+"""Trackers of evaluations and training: W&B offline and MLflow in a folder where installed, and a stand-in of each."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from recarc import Ball, Evaluation, InputError, evaluate
-from recarc.adapters.trackers import MLflow, Tracker, WeightsAndBiases
+from recarc import Ball, Evaluation, InputError, RandomizedEnsemble, evaluate
+from recarc.adapters.trackers import MLflow, Tracker, WeightsAndBiases, tracker_named
 from recarc.attacks import AdaptivePGD
 from recarc.testing import small_problem
+from recarc.training import train
 
 
 def tracked(tracker: Tracker) -> Evaluation:
@@ -23,16 +24,27 @@ def tracked(tracker: Tracker) -> Evaluation:
     return evaluate(ensemble, attack, (x, y), Ball("linf", 0.1), shard_size=10, progress=False, callbacks=[tracker])
 
 
+def trained(method: str, *trackers: Any, **more: Any) -> RandomizedEnsemble:
+    """Two members on digits, a few steps each."""
+    changes, options = {"epochs": 0.1, "validation": 40}, {"width": 4}
+    return train(method, "digits", "cnn", members=2, changes=changes, arch_options=options, norm="linf", eps=0.1,
+                 device="cpu", say=None, callbacks=trackers, **more)  # fmt: skip
+
+
 class FakeRun:
     """As much of a run of wandb as is used."""
 
     def __init__(self) -> None:
         self.config: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
-        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.logged: list[tuple[int | None, dict[str, float]]] = []
+        self.axes: dict[str, str | None] = {}
         self.finished = 0
 
-    def log(self, values: dict[str, float], step: int) -> None:
+    def define_metric(self, name: str, step_metric: str | None = None, hidden: bool = False) -> None:
+        self.axes[name] = step_metric
+
+    def log(self, values: dict[str, float], step: int | None = None) -> None:
         self.logged.append((step, values))
 
     def finish(self) -> None:
@@ -49,6 +61,19 @@ def test_weights_and_biases_by_a_stand_in(active: bool, monkeypatch: pytest.Monk
     assert run.logged[-1][1]["so_far/robust_accuracy"] == pytest.approx(result.robust_accuracy)
     assert run.summary == {"clean_accuracy": result.clean_accuracy, "robust_accuracy": result.robust_accuracy}
     assert run.finished == (not active)  # a run of the user's own stays open
+
+
+def test_training_has_an_axis_of_steps_for_each_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second member begins with step 0 again, which W&B would drop."""
+    run = FakeRun()
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=None, init=lambda **options: run))
+    rec = trained("natural", tracker_named("wandb:mine"))
+    assert (run.config["method"], run.config["epochs"], run.config["arch"]) == ("natural", "0.1", "cnn")
+    assert [sorted(values) for _, values in run.logged] == [
+        [f"member {i}/loss/ce", f"member {i}/step", f"member {i}/validation/clean"] for i in range(2)
+    ]
+    assert run.axes["member 1/loss/ce"] == "member 1/step" and {step for step, _ in run.logged} == {None}
+    assert run.summary == {f"alpha/{i}": a for i, a in enumerate(rec.alpha.tolist())} and run.finished == 1
 
 
 @pytest.mark.parametrize("active", [False, True])
@@ -73,7 +98,8 @@ def test_mlflow_by_a_stand_in(active: bool, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
 def test_weights_and_biases_offline(tmp_path: Path) -> None:
     tracked(WeightsAndBiases(project="recarc", mode="offline", dir=str(tmp_path)))
-    assert list(tmp_path.rglob("run-*.wandb"))
+    trained("natural", WeightsAndBiases(project="recarc", mode="offline", dir=str(tmp_path)))
+    assert len(list(tmp_path.rglob("run-*.wandb"))) == 2
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
@@ -85,6 +111,15 @@ def test_mlflow_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     result = tracked(MLflow())
     (run,) = mlflow.search_runs(output_format="list")
     assert run.data.metrics["robust_accuracy"] == pytest.approx(result.robust_accuracy)
+    trained("adp", tracker_named("mlflow:joint"))  # members that are trained at once
+    (run,) = mlflow.search_runs(experiment_names=["joint"], output_format="list")
+    assert run.data.params["method"] == "adp" and run.data.metrics["members 0 1/loss/ce"] > 0
+
+
+def test_other_names_are_refused_in_one_line() -> None:
+    for text in ("neptune", "tensorboard", ""):
+        with pytest.raises(InputError, match=rf"--track is '{text}'; expected wandb\[:PROJECT\], mlflow"):
+            tracker_named(text)
 
 
 @pytest.mark.parametrize(("tracker", "extra"), [(WeightsAndBiases, "wandb"), (MLflow, "mlflow")])

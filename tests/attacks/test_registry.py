@@ -91,7 +91,7 @@ def test_knobs_follow_from_the_class(own: Any) -> None:
     assert registry.attack_named(OWN, trust_code=True, steps=None, tries=2).tries == 2
     with pytest.raises(InputError, match=r"--steps does not apply .* leave it out \(it has seed, tries\)"):
         registry.attack_named(OWN, trust_code=True, steps=3)
-    with pytest.raises(InputError, match="--variant does not apply to the attack 'corrected_arc'"):
+    with pytest.raises(InputError, match="--knob variant does not apply to the attack 'corrected_arc'"):
         registry.attack_named("corrected_arc", variant="paper")
     assert registry.attack_named(OWN, 3, trust_code=True) == Restarts(own.RandomPoints(), 3)
 
@@ -101,6 +101,8 @@ def test_a_name_belongs_to_one_class() -> None:
         registry.register("arc", label="Mine", help="")(dict)
     with pytest.raises(InputError, match="APGD has two meanings"):
         registry.attack_named("apgd")
+    with pytest.raises(InputError, match=r"known: .*; your own is module:Class, with --trust-code$"):
+        registry.attack_named("mine.Attack")
     with pytest.raises(InputError, match=r"unknown attack 'ark' \(did you mean 'arc'\?\)"):
         registry.attack_named("ark")
 

@@ -177,7 +177,9 @@ def test_tracebacks_only_when_asked_for(ensemble: str, monkeypatch: Any, capsys:
 
     monkeypatch.setattr("recarc.attacks.registry.import_module", broken)
     assert run("evaluate", ensemble, *QUICK) == 1
-    assert capsys.readouterr().err == "error: ZeroDivisionError: a mistake of ours\n"
+    line = broken.__code__.co_firstlineno + 1
+    place = f"(test_command_line.py, line {line}; --verbose shows the way there)"
+    assert capsys.readouterr().err == f"error: ZeroDivisionError: a mistake of ours {place}\n"
     assert run("evaluate", ensemble, *QUICK, "--verbose") == 1
     assert "Traceback" in capsys.readouterr().err
 
@@ -324,7 +326,7 @@ def test_a_full_disk_is_one_line(ensemble: str, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "cannot write" in done.stderr and "rerun the command to resume" in done.stderr
     assert "Traceback" not in done.stderr
-    assert sorted(f.name for f in out.iterdir() if f.name != ".lock") == ["run.json"]
+    assert sorted(f.name for f in out.iterdir() if f.name != ".lock") == ["run.json", "summary.json"]
 
 
 def test_the_ensemble_is_not_touched(ensemble: str, tmp_path: Path) -> None:

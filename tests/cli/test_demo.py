@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ def test_the_demo_shows_what_it_promises(tmp_path: Path) -> None:
     assert told["floor"] <= told["robust_accuracy"] <= told["floor"] + 0.005, "conclusive"
     assert told["robust_accuracy"] < told["attacks"]["Best member alone"] < told["attacks"]["AdaptivePGD"]
     assert "fooled the test, not the attacker" in told["lesson"]
+    text = (Path(__file__).parents[2] / "docs" / "quickstart.md").read_text()
+    for name, share in {**told["attacks"], "Tight": told["robust_accuracy"], "Floor": told["floor"]}.items():
+        row = re.search(rf"\| \**{name}\** \| \**([\d.]+)\** \|", text)
+        assert row is not None and abs(float(row[1]) - 100 * share) < 0.6, f"{name}: {share}, two samples off at most"
     used = float(done.stderr.splitlines()[-1].removeprefix("used "))
     assert used < 70, "seconds of computing; about 40 on the machine it was made on"
     page = tmp_path / "demo" / "report.html"

@@ -266,7 +266,8 @@ def test_bad_settings_are_one_clear_line(knob: dict[str, Any]) -> None:
 def test_default_sizes_follow_the_device() -> None:
     images, vectors = torch.zeros(1, 3, 32, 32), torch.zeros(1, 20)
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert [default_tile(d, x) for d, x in ((cpu, images), (cpu, vectors), (cuda, images))] == [
+    quick = RandomizedEnsemble([torch.nn.Flatten()])
+    assert [default_tile(d, x, quick) for d, x in ((cpu, images), (cpu, vectors), (cuda, images))] == [
         16,
         64,
         256,

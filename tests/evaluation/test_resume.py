@@ -113,6 +113,9 @@ def test_a_slow_shard_is_kept_bit_by_bit(tmp_path: Path, monkeypatch: pytest.Mon
     calls.clear()
     monkeypatch.setattr(engine, "KEEP_AFTER", 0.0)
     monkeypatch.setattr(engine, "LONG", 0.0)  # every batch is slow
+    measured: list[int] = []
+    check = engine.checks.check_members
+    monkeypatch.setattr(engine.checks, "check_members", lambda *given: measured.append(1) or check(*given))
     sizes = {"shard_size": 32, "tile": 8, "save_inputs": True}
     with pytest.raises(KeyboardInterrupt, match="holds 0 of 2 shards and 24 samples of others; rerun"):
         evaluate(ensemble, attack, data, BALL, out=tmp_path / "a", **sizes)
@@ -121,6 +124,7 @@ def test_a_slow_shard_is_kept_bit_by_bit(tmp_path: Path, monkeypatch: pytest.Mon
     result = evaluate(ensemble, attack, data, BALL, out=tmp_path / "a", shard_size=16, tile=8, save_inputs=True)
     assert calls[4:] == [8, 8] and not list((tmp_path / "a").glob("begun*"))
     assert "resuming 2 of 2" not in capfd.readouterr().err  # none of them is whole
+    assert len(measured) == 1  # the members, when the run began
     whole = evaluate(ensemble, attack, data, BALL, out=tmp_path / "b", progress=False, **sizes)
     assert records_of(tmp_path / "a") == records_of(tmp_path / "b")
     inputs = [sorted((tmp_path / name).glob("*.safetensors")) for name in "ab"]

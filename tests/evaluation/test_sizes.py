@@ -8,6 +8,7 @@ from torch import nn
 
 from recarc import RandomizedEnsemble
 from recarc.evaluation.prepare import OWN, default_shard, default_tile, resolved_precision, search_tile
+from recarc.models import build
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 SMALL, LARGE = torch.empty(1, 3, 32, 32), torch.empty(1, 3, 224, 224)
@@ -17,8 +18,22 @@ SMALL, LARGE = torch.empty(1, 3, 32, 32), torch.empty(1, 3, 224, 224)
     ("device", "x", "tile", "shard"), [(GPU, SMALL, 256, 5120), (GPU, LARGE, 64, 128), (CPU, SMALL, 16, 256)]
 )
 def test_defaults(device: torch.device, x: torch.Tensor, tile: int, shard: int) -> None:
-    assert (default_tile(device, x), default_shard(device, x)) == (tile, shard)
+    quick = RandomizedEnsemble([nn.Flatten(), lambda x: x.flatten(1)])
+    assert (default_tile(device, x, quick), default_shard(device, x)) == (tile, shard)
     assert shard % tile == 0
+
+
+@pytest.mark.parametrize(("arch", "members", "tile"), [("cnn", 2, 16), ("resnet20", 2, 8), ("resnet18", 2, 1)])
+def test_a_slow_ensemble_is_fed_a_few_samples_at_a_time(arch: str, members: int, tile: int) -> None:
+    """Nothing of a tile is kept before its attack ends, so that a kill loses less. Counted: the same on any machine."""
+    ensemble = RandomizedEnsemble([build(arch, 10, 3, 32).eval() for _ in range(members)])
+    assert default_tile(CPU, torch.zeros(16, 3, 32, 32), ensemble) == tile
+    assert default_tile(GPU, SMALL, ensemble) == 256
+
+
+def test_members_that_cannot_take_the_inputs_are_no_reason_to_fail_here() -> None:
+    ensemble = RandomizedEnsemble([nn.Linear(7, 10)])
+    assert default_tile(CPU, SMALL, ensemble) == 16
 
 
 def test_an_accelerated_search_takes_more_at_once_but_not_more_than_there_are() -> None:

@@ -50,6 +50,30 @@ def test_a_registered_function_is_an_architecture(tmp_path: Path) -> None:
         register(one_hidden)
 
 
+class Plain(nn.Module):
+    """As people write it: a class, its option not keyword-only, and something that cannot be saved."""
+
+    def __init__(self, classes: int, channels: int, image_size: int, hidden: int = 4, act: type = nn.ReLU) -> None:
+        super().__init__()
+        size = channels * image_size**2
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(size, hidden), act(), nn.Linear(hidden, classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)  # type: ignore[no-any-return]
+
+
+def test_a_class_is_an_architecture_too() -> None:
+    register(Plain)
+    model = build("Plain", 10, 1, 8, hidden=6)
+    assert (
+        model.spec is not None
+        and model.spec.options == {"hidden": 6}
+        and model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+    )
+    with pytest.raises(InputError, match="unknown option of Plain 'width'; known: hidden"):
+        build("Plain", 10, 1, 8, width=6)
+
+
 def test_importing_tries_its_options(tmp_path: Path) -> None:
     register(one_hidden)
     state = build("one_hidden", 10, 1, 8, bias=False).net.state_dict()

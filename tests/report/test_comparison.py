@@ -97,7 +97,11 @@ def test_the_command(runs: Path, others: Path, tmp_path: Path, capsys: Any) -> N
     assert run([*words, "--latex", "--against", "Al_one"]) == 0
     latex = capsys.readouterr().out
     assert r"\toprule" in latex and r"Al\_one" in latex and r"minus Al\_one" in latex
-    assert run(words) == 0 and "common samples" in capsys.readouterr().out
+    named = {"Pair": str(runs / "tight"), "Al_one": Evaluation.load(others / "alone")}
+    assert compare(named, reference="Al_one").to_latex() == latex
+    assert run(words) == 0
+    shown = capsys.readouterr().out
+    assert "common samples" in shown and "conclusive" in shown and "…" not in shown
     assert run([*words, "--figure", str(tmp_path / "forest.gif")]) == 2
     assert run(["compare", str(runs / "tight")]) == 2
 

@@ -89,7 +89,7 @@ def test_a_tight_run_alone_tells_of_its_stages(runs: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
-def test_an_evaluation_in_memory_is_a_run() -> None:
+def test_an_evaluation_in_memory_is_a_run(tmp_path: Path) -> None:
     data = load("digits", "test", limit=12)
     result = evaluate(small_ensemble(), Tight("quick", steps=1), data, Ball("l2", 0.6), progress=False)
     for given in ([result], result, [Run("mine", result)]):
@@ -97,8 +97,10 @@ def test_an_evaluation_in_memory_is_a_run() -> None:
         assert report.main.evaluation is result and report.verdict is not None
         assert Verdict.of(result).sentence in render(report).replace("&#39;", "'")
     assert build_report([result]).main.name == "in memory"
-    with pytest.raises(InputError, match=r"runs holds a str; expected evaluations or runs of load_runs\(paths\)"):
-        build_report(["runs/tight"])  # type: ignore[list-item]
+    saved = build_report({"me": result.save(tmp_path / "run")})  # or its folder
+    assert saved.main.evaluation.robust_accuracy == result.robust_accuracy and saved.main.given == "me"
+    with pytest.raises(InputError, match="runs holds a int; expected evaluations or run folders"):
+        build_report([3])  # type: ignore[list-item]
 
 
 def test_members_have_the_numbers_of_the_records_and_warnings(report: Report, tmp_path: Path) -> None:

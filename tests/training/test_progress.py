@@ -42,6 +42,7 @@ def test_a_part_of_an_epoch_is_not_called_one() -> None:
 
 def test_tensorboard_gets_every_curve(tmp_path: Path, monkeypatch: Any) -> None:
     written: list[tuple[str, int]] = []
+    told: set[str] = set()
 
     class Writer:
         def __init__(self, folder: str) -> None:
@@ -50,17 +51,27 @@ def test_tensorboard_gets_every_curve(tmp_path: Path, monkeypatch: Any) -> None:
         def add_scalar(self, name: str, value: float, step: int) -> None:
             written.append((name, step))
 
+        def add_text(self, name: str, value: str) -> None:
+            told.add(name)
+
         def flush(self) -> None:
             pass
+
+        def close(self) -> None:
+            written.append(("closed", 0))
 
     module = ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = Writer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    monkeypatch.setitem(sys.modules, "tensorboard", ModuleType("tensorboard"))
     small("natural", epochs=1, tensorboard=tmp_path)
     assert written == [
-        ("member 1/loss/ce", 20),
-        ("member 1/validation/clean", 20),
+        ("member 0/loss/ce", 20),
+        ("member 0/validation/clean", 20),
+        ("alpha/0", 20),
+        ("closed", 0),
     ]
+    assert {"method", "arch", "lr", "seed"} <= told
 
 
 def test_the_epoch_that_validates_best_is_kept(monkeypatch: Any) -> None:

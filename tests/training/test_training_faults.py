@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 from small_training import small
-from torch import nn
+from torch import Tensor, nn
 
 from recarc import InputError, RandomizedEnsemble, atomic
 from recarc.cli.app import run as command_line
 from recarc.models import build
 from recarc.models.store import save_ensemble
-from recarc.training import TrainingError, train
+from recarc.training import Method, StepContext, TrainingError, train
 from recarc.training.checkpoint import PREVIOUS, STATE
 from recarc.training.stage_trainer import StageTrainer
 
@@ -34,9 +34,26 @@ def changed_head() -> nn.Module:
     return member
 
 
+def of_other_images(classes: int, channels: int, image_size: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, classes))
+
+
+def of_other_classes(classes: int, channels: int, image_size: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(image_size**2, 7))
+
+
+class OneTerm(Method):
+    """Forgets to name it."""
+
+    def loss(self, context: StepContext, x: Tensor, x_adv: Tensor, y: Tensor) -> Any:
+        return context.loss(context.trained[0](x), y)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"arch": of_other_images}, r"of_other_images' cannot take images of \(1, 8, 8\): mat1 and mat2 shapes"),
+        ({"arch": of_other_classes}, r"maps 2 images to \(2, 7\); expected logits \(2, 10\)"),
         ({"method": "batt"}, r"unknown training method 'batt' \(did you mean 'bat'\?\)"),
         ({"arch": "resnet02"}, r"unknown architecture 'resnet02' \(did you mean 'resnet20'\?\)"),
         ({"data": "cifar01"}, "cifar10"),
@@ -82,6 +99,11 @@ def test_bad_input_is_refused_before_any_compute(arguments: dict[str, Any], mess
         train(out=tmp_path / "out", say=None, **settings)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_terms_of_a_loss_have_names() -> None:
+    with pytest.raises(InputError, match="loss of oneterm returns a Tensor; expected named terms, such as"):
+        small(OneTerm(), epochs=0.1)
 
 
 def test_a_large_eps_that_is_confirmed_is_accepted() -> None:
@@ -202,8 +224,8 @@ def test_a_failed_run_exits_with_one(tmp_path: Path, capsys: Any, monkeypatch: A
 
 
 def test_tensorboard_is_asked_for_politely(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(InputError, match=r"pip install 'recarc\[tensorboard\]'"):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(InputError, match=r"tensorboard is not installed: install recarc\[tensorboard\]$"):
         small("natural", epochs=1, tensorboard=tmp_path / "board")
 
 

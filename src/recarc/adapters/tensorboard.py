@@ -1,4 +1,4 @@
-"""TensorBoard as a tracker of evaluations: `evaluate(..., callbacks=[TensorBoard("logs")])`."""
+"""TensorBoard as a tracker of evaluations and of training: `callbacks=[TensorBoard("logs")]`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ class TensorBoard(Tracker):
         self.writer: Any = require("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
 
     def begin(self, facts: dict[str, str]) -> None:
-        self.writer.add_text("attack", facts["attack"])
+        for name, value in facts.items():
+            self.writer.add_text(name, value)
 
     def log(self, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
+        self.writer.flush()
 
     def end(self, values: dict[str, float], step: int) -> None:
         self.log(values, step)

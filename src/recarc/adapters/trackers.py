@@ -1,13 +1,15 @@
-"""Trackers of evaluations: `evaluate(..., callbacks=[WeightsAndBiases(project="recarc")])`.
+"""Trackers of evaluations and of training: `callbacks=[WeightsAndBiases(project="recarc")]` of either.
 
-TensorBoard's is in `recarc.adapters.tensorboard`.
+TensorBoard's is in `recarc.adapters.tensorboard`. On the command line: `--track wandb:recarc`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from recarc.adapters.common import require
+from recarc.errors import InputError
 from recarc.evaluation.fingerprint import attack_text
 from recarc.evaluation.progress import Callback, Shard
 from recarc.evaluation.result import Evaluation
@@ -16,17 +18,17 @@ MOST_LETTERS = 500  # of a parameter of MLflow
 
 
 class Tracker(Callback):
-    """Accuracies over the samples done so far, and the summary at the end; subclasses say where they go."""
+    """Accuracies over the samples done so far, curves of training, a summary at the end; subclasses say where to."""
 
     def __init__(self) -> None:
         self.samples = 0
         self.sums = {"clean_accuracy": 0.0, "robust_accuracy": 0.0}
 
     def begin(self, facts: dict[str, str]) -> None:
-        """Before the first attack: what is evaluated."""
+        """Before the first attack or step: what is evaluated or trained."""
 
     def log(self, values: dict[str, float], step: int) -> None:
-        """Figures after `step` samples."""
+        """Figures after `step` samples or steps."""
 
     def end(self, values: dict[str, float], step: int) -> None:
         """The final figures."""
@@ -56,6 +58,17 @@ class Tracker(Callback):
         names = ("clean_accuracy", "robust_accuracy", "floor")
         self.end({name: summary[name] for name in names if summary[name] is not None}, len(evaluation))
 
+    def training_started(self, configuration: dict[str, Any]) -> None:
+        recipe = configuration.get("recipe") or {}
+        facts = {**{name: value for name, value in configuration.items() if name != "recipe"}, **recipe}
+        self.begin({name: str(value) for name, value in facts.items()})
+
+    def epoch_done(self, stage: str, values: Mapping[str, float], step: int) -> None:
+        self.log(curves(stage, values), step)
+
+    def training_ended(self, alpha: list[float], step: int) -> None:
+        self.end({f"alpha/{i}": a for i, a in enumerate(alpha)}, step)
+
 
 class WeightsAndBiases(Tracker):
     """Into the run that is active, or into a new one with these `options` of `wandb.init` (project, mode, ...)."""
@@ -71,6 +84,14 @@ class WeightsAndBiases(Tracker):
 
     def log(self, values: dict[str, float], step: int) -> None:
         self.run.log(values, step=step)
+
+    def epoch_done(self, stage: str, values: Mapping[str, float], step: int) -> None:
+        """With an axis for each stage: steps begin anew, and those of W&B may not."""
+        named, (axis,) = curves(stage, values), curves(stage, {"step": step})
+        self.run.define_metric(axis, hidden=True)
+        for name in named:
+            self.run.define_metric(name, step_metric=axis)
+        self.run.log({**named, axis: step})
 
     def end(self, values: dict[str, float], step: int) -> None:
         self.run.summary.update(values)
@@ -98,3 +119,24 @@ class MLflow(Tracker):
         self.mlflow.log_metrics(values, step=step)
         if self.own:
             self.mlflow.end_run()
+
+
+def curves(stage: str, values: Mapping[str, float]) -> dict[str, float]:
+    """Under names that every tracker takes: member 0/loss/ce, members 0 1/loss/ce."""
+    return {f"{stage.replace(',', '')}/{name}": value for name, value in values.items()}
+
+
+def tracker_named(text: str) -> Tracker:
+    """wandb, wandb:PROJECT, mlflow, mlflow:EXPERIMENT or tensorboard:FOLDER; the rest by their own variables."""
+    name, _, where = text.partition(":")
+    if name == "wandb":
+        return WeightsAndBiases(**({"project": where} if where else {}))
+    if name == "mlflow":
+        if where:
+            require("mlflow", "mlflow").set_experiment(where)
+        return MLflow()
+    if name == "tensorboard" and where:
+        from recarc.adapters.tensorboard import TensorBoard
+
+        return TensorBoard(where)
+    raise InputError(f"--track is {text!r}; expected wandb[:PROJECT], mlflow[:EXPERIMENT] or tensorboard:FOLDER")

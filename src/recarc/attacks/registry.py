@@ -22,6 +22,7 @@ from recarc.errors import InputError, unknown
 from recarc.lazy import import_object
 
 DEFAULT = "tight"
+OPTIONS = ("preset", "steps", "step_size", "planes", "seed", "loss", "random_init")  # knobs of the command line itself
 T = TypeVar("T", bound=type)
 
 
@@ -95,7 +96,7 @@ def _entry(name: str) -> Entry:
     if name == "apgd":
         raise InputError("APGD has two meanings: adaptive_pgd is the paper's, autopgd that of Croce and Hein")
     if name not in _entries():
-        raise unknown("attack", name, _entries())
+        raise unknown("attack", name, _entries(), own="Class")
     return _entries()[name]
 
 
@@ -106,7 +107,7 @@ def attack_named(name: str, restarts: int = 1, *, trust_code: bool = False, **kn
     entry, made, known = _loaded(name, trust_code)
     chosen = {key: value for key, value in knobs.items() if value is not None}
     for key in chosen.keys() - known.keys():
-        option = "--" + key.replace("_", "-")
+        option = "--" + key.replace("_", "-") if key in OPTIONS else f"--knob {key}"
         listed = ", ".join(sorted(known)) or "no knobs"
         raise InputError(f"{option} does not apply to the attack {name!r}; leave it out (it has {listed})")
     for key in known:

@@ -6,11 +6,13 @@ import functools
 import os
 import signal
 import sys
+import sysconfig
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -135,12 +137,20 @@ def run(arguments: Sequence[str], program: typer.Typer = app, name: str = "recar
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except Exception as error:
         known = isinstance(error, (InputError, RunError, AttackViolation))
-        kind = "" if known else f"{type(error).__name__}: "
-        print_note(f"error: {kind}{' '.join(str(error).split())}")
+        kind, place = ("", "") if known else (f"{type(error).__name__}: ", own_line(error))
+        print_note(f"error: {kind}{' '.join(str(error).split())}{place}")
         if verbose:
             traceback.print_exception(error)
         return 2 if isinstance(error, InputError) else 1
     return 0
+
+
+def own_line(error: BaseException) -> str:
+    """Where an unforeseen error was last in code of the user's own, neither ours nor an installed package's."""
+    others = (str(Path(recarc.__file__).parent), sysconfig.get_path("stdlib"), "<")
+    places = traceback.extract_tb(error.__traceback__)
+    own = [p for p in places if "site-packages" not in p.filename and not p.filename.startswith(others)]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}; --verbose shows the way there)" if own else ""
 
 
 def _show_warning(

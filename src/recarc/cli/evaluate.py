@@ -53,6 +53,7 @@ def evaluate(
     shard_size: Annotated[
         str, typer.Option(help="Samples per file of records; what is done of one is kept every half minute.")
     ] = "auto",
+    track: options.TrackOption = None,
     trust_code: options.TrustCodeOption = False,
     quiet: options.QuietOption = False,
     json_: options.JsonOption = False,
@@ -96,6 +97,7 @@ def evaluate(
             progress=not quiet,
             save_inputs=save_inputs,
             precision=precision,
+            callbacks=options.trackers(track),
         )
     if not first_process():
         return

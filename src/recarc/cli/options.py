@@ -42,6 +42,13 @@ StepSizeOption = Annotated[str | None, typer.Option(help="Step size of the attac
 PlanesOption = Annotated[int | None, typer.Option(help="ARC's G: competing classes per step (default: all).")]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of the attack's random numbers.")]
 
+TrackOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Follow the run in wandb[:PROJECT], mlflow[:EXPERIMENT] or tensorboard:FOLDER; repeatable. Set up by "
+        "their own variables, such as WANDB_MODE=offline or MLFLOW_TRACKING_URI."
+    ),
+]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 PrecisionOption = Annotated[
     str,
@@ -107,3 +114,11 @@ def box(text: str) -> tuple[float, float] | None:
     if len(values) != 2:
         raise InputError(f"--box is {text!r}; expected low,high such as 0,1, or none")
     return values[0], values[1]
+
+
+def trackers(texts: Sequence[str] | None) -> list[Any]:
+    """What --track names; of several processes the first one tracks."""
+    from recarc.adapters.trackers import tracker_named
+    from recarc.runtime import first_process
+
+    return [tracker_named(text) for text in texts or () if first_process()]

@@ -37,7 +37,8 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str |
 
     table = Table(title=None if title is None else Text(printable(title)), title_justify="left")
     for k, name in enumerate(head):
-        table.add_column(Text(printable(name)), justify="right" if k else "left")
+        longest = max(map(len, name.split()), default=1)  # no word of a heading is cut
+        table.add_column(Text(printable(name)), justify="right" if k else "left", min_width=longest)
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     Console().print(table)

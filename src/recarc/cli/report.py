@@ -35,7 +35,7 @@ def compare(
     """
     from recarc.report import build_report, compare, load_runs, render
     from recarc.report.figures import FORMATS, drawn_bytes, forest_figure
-    from recarc.report.writing import comparison_table, write_files
+    from recarc.report.writing import write_files
 
     kind = "" if figure is None else figure.suffix.removeprefix(".")
     if figure is not None and kind not in FORMATS:
@@ -50,7 +50,7 @@ def compare(
         print_json({**found.to_json(), "files": [str(file) for file in written]})
         return
     if latex:
-        for line in comparison_table(found).latex().splitlines():
+        for line in found.to_latex().splitlines():
             print_line(line)
         return
     print_table(found.head, found.rows, found.caption)

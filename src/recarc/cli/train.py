@@ -81,7 +81,8 @@ def train(
         typer.Option("--side-by-side/--one-by-one", help=f"Train independent members at the same time. {ON_GPU}"),
     ] = None,
     checkpoint_minutes: Annotated[float, typer.Option(help="Minutes between checkpoints.")] = 5.0,
-    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard curves.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="As --track tensorboard:FOLDER.")] = None,
+    track: options.TrackOption = None,
     force: Annotated[bool, typer.Option(help="Accept an eps of an unlikely scale.")] = False,
     trust_code: options.TrustCodeOption = False,
     list_methods: Annotated[
@@ -128,6 +129,7 @@ def train(
         confirm=force,
         data_dir=data_dir,
         tensorboard=tensorboard,
+        callbacks=options.trackers(track),
         trust_code=trust_code,
         say=None if quiet else to_stderr,
     )

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,14 @@ def check_members(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball
     if ball.box is None and float(x.min()) >= 0 and float(x.max()) <= 1:
         warn("the inputs lie in [0, 1] but the ball has no box: for images pass box=(0, 1), or attacks will leave it")
     return signals
+
+
+def warn_again(summary: dict[str, Any]) -> None:
+    """Of the signals that were measured by the process that began this run."""
+    names = {signal["name"] for signal in summary["signals"]}
+    for text in summary["warnings"]:
+        if text.partition(":")[0] in names:
+            warn(text)
 
 
 @torch.no_grad()

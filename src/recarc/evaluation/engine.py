@@ -34,7 +34,7 @@ from recarc.geometry import Ball
 from recarc.provenance import environment
 from recarc.runtime import COARSE, Ranks, device_named, joined_ranks
 
-KEEP_AFTER = 30.0  # seconds of work after which the samples of an unfinished shard are written
+KEEP_AFTER = 20.0  # seconds of work after which the samples of an unfinished shard are written
 LONG = 20.0  # seconds that a batch may take on a CPU before it is made smaller
 VISIBLE_AFTER = 60  # seconds that a network file system may take to show another node's shard
 
@@ -143,10 +143,15 @@ class _Process:
         self.prepared = self.prepared.adapted(masked)
 
     def announce(self, folder: RunFolder, todo: list[int], warned: Sequence[str]) -> None:
-        """On the first rank: check the members, record the warnings so far, notify the callbacks."""
+        """On the first rank: check the members, unless an earlier process did; record warnings, notify callbacks."""
         if not self.ranks.first:
             return
-        folder.record_warnings(warned, self.measure() if todo else [])
+        summary, signals = folder.summary(), []
+        if todo and "signals" in summary:
+            checks.warn_again(summary)
+        elif todo:
+            signals = self.measure()
+        folder.record_warnings(warned, signals)
         if self.progress and 0 < len(todo) < folder.shards:
             print(f"resuming {len(todo)} of {folder.shards} shards; records in {folder.path}", file=sys.stderr)
         notify(self.callbacks, "run_started", self.prepared.config, folder.samples, len(todo))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recarc.attacks.combine import adapted
 from recarc.attacks.problem import Problem, check_ball
@@ -21,6 +22,7 @@ from recarc.evaluation.fingerprint import Json, configuration, describe, knob_of
 from recarc.evaluation.resume import FirstLogits
 from recarc.evaluation.samples import Samples, TensorSamples
 from recarc.evaluation.tiling import Passes, dtype_of, input_dtype, largest_tile, reproducible, tiled
+from recarc.fast.tiles import tile_of_work, work_on
 from recarc.geometry import Ball
 from recarc.inputs import check_finite, check_labels, check_scale, check_x, check_y, layout_hint
 from recarc.runtime import COARSE, TILE, check_precision
@@ -28,6 +30,7 @@ from recarc.runtime import COARSE, TILE, check_precision
 FIRST = 16  # samples on which members are tried
 PEERS = ("autoattack", "foolbox", "torchattacks")  # packages with a `stage` in recarc.adapters
 OWN = "as the members"
+SHORT = 2e9  # floating-point operations after which a CPU should have a tile done: an attack calls members 1,000 times
 LARGE = 10_000  # numbers in an image; a few dozen images larger than this fill a GPU, and its memory
 
 
@@ -99,7 +102,7 @@ def prepare(
     precision = resolved_precision(settings.precision, ensemble, device, saved)
     shard = _size("shard_size", settings.shard_size, default_shard(device, x))
     shard = saved.get("shard_size", shard)  # a run that is resumed keeps its own
-    tile = _size("tile", settings.tile, saved.get("tile", default_tile(device, x)))
+    tile = _size("tile", settings.tile, saved.get("tile") or default_tile(device, x, ensemble))
     check_ball(ball)
     _check_radii(ball, len(samples), x)
     check_scale(x, ball.box)
@@ -243,11 +246,21 @@ def _size(name: str, value: int | str, default: int) -> int:
     return value
 
 
-def default_tile(device: torch.device, x: Tensor) -> int:
-    """Large enough to keep the device busy, small enough that padding the last few samples costs little."""
+def default_tile(device: torch.device, x: Tensor, ensemble: RandomizedEnsemble) -> int:
+    """Large enough to keep the device busy, small enough that padding the last few samples costs little.
+
+    On a CPU the fewer the more work members do, since nothing of a tile is kept before its attack ends; counted, not
+    timed, so that it is the same on every machine.
+    """
     if device.type == "cuda":
         return 256 if x[0].numel() <= LARGE else 64
-    return 16 if x[0].numel() >= 1000 else 64
+    if x[0].numel() < 1000:
+        return 64
+    work = 1
+    for member in (m for m in ensemble.members if isinstance(m, nn.Module)):
+        with contextlib.suppress(RuntimeError):  # what a member cannot take is refused later
+            work += work_on(member, x[:1].to(device, torch.float32, copy=True))
+    return min(16, tile_of_work(SHORT, work))
 
 
 def search_tile(device: torch.device, x: Tensor, tile: int, count: int) -> int:

@@ -122,7 +122,7 @@ class RunFolder:
         known = {(signal["member"], signal["name"]) for signal in before["signals"]}
         new = [signal.to_json() for signal in signals if (signal.member, signal.name) not in known]
         after = {"warnings": list(dict.fromkeys([*before["warnings"], *warnings])), "signals": before["signals"] + new}
-        if after != before:
+        if after != before or not summary:
             self.write_summary({**summary, "complete": False, **after})
 
     def rows_of(self, k: int) -> range:

@@ -111,9 +111,10 @@ def largest_tile(ensemble: RandomizedEnsemble, x: Tensor) -> int:
     return max(m.tile or m.member.sizes(x)[-1] for m in members)
 
 
-def retiled(ensemble: RandomizedEnsemble, most: int) -> RandomizedEnsemble:
-    """Tiled members in tiles of at most this many samples, counted apart: for a few samples, less padding."""
-    parts = [(m.member, min(most, m.tile or most), m.dtype) for m in ensemble.members if isinstance(m, TiledMember)]
+def retiled(ensemble: RandomizedEnsemble, count: int) -> RandomizedEnsemble:
+    """Tiled members for this many samples, counted apart: no padding for a few, and no tiles that are very small."""
+    tiles = [(m, min(count, max(m.tile or count, 16))) for m in ensemble.members if isinstance(m, TiledMember)]
+    parts = [(m.member, tile, m.dtype) for m, tile in tiles]
     return ensemble.with_members([TiledMember(member, tile, Passes(), dtype) for member, tile, dtype in parts])
 
 

@@ -12,8 +12,8 @@ SMALLEST_CAPTURE = 16  # images in a captured tile, at least
 BUSY, SMALLEST_TILE = 1.5e11, 32  # floating-point operations that keep a GPU busy; images at once, at least
 
 
-def busy_tile(net: nn.Module, x: Tensor) -> int:
-    """How many images like x keep a GPU busy: a power of two, fewer the more work the network does on each."""
+def work_on(net: nn.Module, x: Tensor) -> int:
+    """Floating-point operations of the network's convolutions and matrices on one input like x; at least 1."""
     work = 1
 
     def count(module: nn.Module, _: Any, out: Tensor) -> None:
@@ -29,7 +29,17 @@ def busy_tile(net: nn.Module, x: Tensor) -> int:
     finally:
         for hook in hooks:
             hook.remove()
-    return int(1 << max(0, int(math.log2(BUSY / work))))
+    return work
+
+
+def tile_of_work(most: float, each: float) -> int:
+    """The largest power of two whose images take at most so many operations, but at least 1."""
+    return int(1 << max(0, int(math.log2(most / each))))
+
+
+def busy_tile(net: nn.Module, x: Tensor) -> int:
+    """How many images like x keep a GPU busy: fewer the more work the network does on each."""
+    return tile_of_work(BUSY, work_on(net, x))
 
 
 def captured_sizes(tile: int) -> tuple[int, ...]:

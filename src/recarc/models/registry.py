@@ -3,7 +3,7 @@
 An architecture is a function `make(classes, channels, image_size, *, options)` that returns a module without
 normalisation: a file in `recarc/models/architectures`, a function registered with `@register`, or a function of the
 user's own that is known by its `module:function` once `own_architecture` was told to trust it. Its options are the
-keyword-only parameters; annotated as `bool` or `Literal[...]` they are checked here, and `recarc import` tries
+parameters with defaults; annotated as `bool` or `Literal[...]` they are checked here, and `recarc import` tries
 every value. No torch is imported before something is built.
 """
 
@@ -33,6 +33,7 @@ M = TypeVar("M", bound="nn.Module")
 Maker = Callable[..., "nn.Module"]
 _registered: dict[str, Maker] = {}
 _own: dict[str, Maker] = {}  # by module:function
+PLAIN = (bool, int, float, str, type(None))
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -146,7 +147,7 @@ def own_architecture(arch: str | Maker, trust_code: bool = False, saved: bool = 
     except (TypeError, ValueError):
         raise InputError(
             f"architecture {name!r} must be a function of (classes, channels, image_size) that returns a module; "
-            "its options are keyword-only"
+            "its options need defaults"
         ) from None
     if saved and (not _FACTORY.fullmatch(name) or name.startswith("__main__:")):
         raise InputError(f"architecture {name!r} cannot be imported by another program: move it into a module")
@@ -217,14 +218,17 @@ def maker(arch: str) -> Maker:
     if arch in _own or arch in _registered:
         return {**_registered, **_own}[arch]
     if arch not in names():
-        raise unknown("architecture", arch, names())
+        raise unknown("architecture", arch, names(), own="function")
     make: Maker = importlib.import_module(f"{architectures.__name__}.{arch}").make
     return make
 
 
 def _defaults(make: Maker) -> dict[str, Any]:
-    parameters = inspect.signature(make).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    """Its options: what is keyword-only, or comes after image_size with a plain default."""
+    parameters = list(inspect.signature(make).parameters.values())
+    options = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    options += [p for p in parameters[3:] if p.kind is p.POSITIONAL_OR_KEYWORD and isinstance(p.default, PLAIN)]
+    return {p.name: p.default for p in options}
 
 
 def _choices(make: Maker) -> dict[str, tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from recarc.errors import InputError, unknown
 from recarc.evaluation.intervals import holm, paired_interval
 from recarc.evaluation.result import Estimate, Evaluation, Points, Share, estimate, html_table
 from recarc.evaluation.verdict import Verdict
-from recarc.report.runs import PALETTE, Run, as_runs, numbered
+from recarc.report.runs import PALETTE, Given, Run, as_runs, numbered
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -127,6 +127,12 @@ class Comparison:
             "notes": self.notes,
         }
 
+    def to_latex(self) -> str:
+        """The table for LaTeX (booktabs)."""
+        from recarc.report.writing import comparison_table
+
+        return comparison_table(self).latex()
+
     def plot(self) -> Figure:
         """The forest plot as a matplotlib figure."""
         from recarc.report.figures import forest_figure
@@ -139,13 +145,11 @@ class Comparison:
         return f"<p>{escape(self.caption)}</p>{table}<ul>{items}</ul>"
 
 
-def compare(
-    runs: Mapping[str, Run | Evaluation] | Sequence[Run | Evaluation], reference: str | None = None
-) -> Comparison:
+def compare(runs: Mapping[str, Given] | Sequence[Given], reference: str | None = None) -> Comparison:
     """Compare evaluations of several ensembles on the samples that they share.
 
-    `runs`: evaluations by the name of their ensemble, or runs of `load_runs(paths)`. Differences are to the first one,
-    or to `reference`.
+    `runs`: evaluations, or run folders, by the name of their ensemble. Differences are to the first one, or to
+    `reference`.
     """
     listed = as_runs(runs)
     if len(listed) < 2:

@@ -13,7 +13,7 @@ from recarc.attacks import registry
 from recarc.errors import InputError
 from recarc.evaluation.fingerprint import canonical
 from recarc.evaluation.intervals import paired_interval
-from recarc.evaluation.result import Estimate, Evaluation, estimate, html_table
+from recarc.evaluation.result import Estimate, estimate, html_table
 from recarc.evaluation.verdict import Verdict
 from recarc.report.comparison import Comparison, compare
 from recarc.report.curves import Curve, best_member, curves, robust_alone
@@ -23,6 +23,7 @@ from recarc.report.runs import (
     BEST_MEMBER,
     CERTIFIED,
     STAGE_LABELS,
+    Given,
     Run,
     as_runs,
     attack_stages,
@@ -160,7 +161,7 @@ class Report:
 
 
 def build_report(
-    runs: Run | Evaluation | Sequence[Run | Evaluation] | Mapping[str, Run | Evaluation],
+    runs: Given | Sequence[Given] | Mapping[str, Given],
     title: str | None = None,
     data_dir: str | Path | None = None,
     sections: Sequence[Section] = (),

@@ -54,8 +54,8 @@ class Plane:
         return RandomizedEnsemble(members, list(self.alpha))
 
 
-# Each line alone is within reach. Left: the two together are not. Right: members 2 and 3 together are, but ARC, which
-# begins with member 1, does not find that point.
+# Each line alone is within reach. Left: the two together are not. Right: members 1 and 2 together are, but ARC, which
+# begins with member 0, does not find that point.
 TWO = Plane("Two members", ((0.35, 1.0), (0.35, -1.0)), (0.76, 0.76), (0.5, 0.5))
 THREE = Plane("Three members", ((-0.99, 0.13), (0.84, -0.54), (0.61, 0.79)), (0.46, 0.46, 0.79), (0.4, 0.3, 0.3))
 
@@ -126,7 +126,7 @@ def _draw(axes: Any, plane: Plane, solution: Solved) -> None:
         axes.contourf(gx, gy, f, levels=[-1e9, 0], colors=[MEMBERS[k]], alpha=0.13)
         axes.contour(gx, gy, f, levels=[0], colors=[MEMBERS[k]], linewidths=1.8)
         x, y = _room(plane, k, reach)
-        axes.text(x, y, f"fools member {k + 1}", color=MEMBERS[k], ha="center", va="center")
+        axes.text(x, y, f"fools member {k}", color=MEMBERS[k], ha="center", va="center")
     circle = np.linspace(0, 2 * np.pi, 200)
     axes.plot(plane.eps * np.cos(circle), plane.eps * np.sin(circle), color=INK, linewidth=1.3, linestyle=(0, (5, 3)))
     # The line of the auxiliary classifier where adaptive PGD ends: that is where its normal pushes it.

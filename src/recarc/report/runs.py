@@ -183,17 +183,24 @@ def _named(path: str | Path) -> tuple[str, Path]:
     return (name, Path(rest)) if equals and name and rest and not Path(path).exists() else ("", Path(path))
 
 
-def as_runs(given: Run | Evaluation | Sequence[Run | Evaluation] | Mapping[str, Run | Evaluation]) -> list[Run]:
-    """Runs as they are, and evaluations by the name of their folder; a mapping names their ensembles."""
+Given = Run | Evaluation | str | Path
+
+
+def as_runs(given: Given | Sequence[Given] | Mapping[str, Given]) -> list[Run]:
+    """Runs as they are, evaluations by the name of their folder, and those in folders; a mapping names ensembles."""
     if isinstance(given, Mapping):
-        return [replace(run, given=name) for name, run in zip(given, as_runs(list(given.values())))]
-    items = [given] if isinstance(given, (Run, Evaluation)) else list(given)
-    if not items:
+        return [replace(run, given=name) for name, value in given.items() for run in as_runs(value)]
+    if isinstance(given, (str, Path)):
+        return load_runs([given])
+    if isinstance(given, Run):
+        return [given]
+    if isinstance(given, Evaluation):
+        return [Run(given.path.name if given.path else "in memory", given)]
+    if not isinstance(given, Sequence):
+        raise InputError(f"runs holds a {type(given).__name__}; expected evaluations or run folders")
+    if not given:
         raise InputError("a report needs at least one run")
-    for item in items:
-        if not isinstance(item, (Run, Evaluation)):
-            raise InputError(f"runs holds a {type(item).__name__}; expected evaluations or runs of load_runs(paths)")
-    return [run if isinstance(run, Run) else Run(run.path.name if run.path else "in memory", run) for run in items]
+    return [run for item in given for run in as_runs(item)]
 
 
 def _folders(path: Path) -> list[tuple[Path, str]]:

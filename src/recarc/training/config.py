@@ -15,7 +15,7 @@ from recarc.data.catalog import named, statistics
 from recarc.data.imageset import ImageSet
 from recarc.data.loading import load
 from recarc.ensemble import RandomizedEnsemble, validated_alpha
-from recarc.errors import InputError
+from recarc.errors import InputError, first_line
 from recarc.evaluation.fingerprint import describe, fingerprint
 from recarc.geometry import Ball, Norm, odd_scale
 from recarc.models.registry import build, maker, own_architecture
@@ -140,9 +140,20 @@ def configure(
         arch_options,
         _split_of(start),
     )
-    config.fresh_member(0)
+    check_architecture(config.fresh_member(0), arch, images)
     check_pretrained(pretrained, len(images.classes), saved)
     return config
+
+
+def check_architecture(member: nn.Module, arch: str, images: ImageSet) -> None:
+    """Does it map these images to logits?"""
+    try:
+        with torch.no_grad():
+            shape = tuple(member.eval()(torch.zeros(2, *images.shape)).shape)
+    except RuntimeError as error:
+        raise InputError(f"architecture {arch!r} cannot take images of {images.shape}: {first_line(error)}") from None
+    if shape != (2, len(images.classes)):
+        raise InputError(f"architecture {arch!r} maps 2 images to {shape}; expected logits {(2, len(images.classes))}")
 
 
 def check_pretrained(members: Sequence[nn.Module], classes: int, saved: bool) -> None:

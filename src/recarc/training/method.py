@@ -36,13 +36,17 @@ class Stage:
 
     @property
     def label(self) -> str:
-        names = ", ".join(str(i + 1) for i in self.members)
-        return f"member {names}" if len(self.members) == 1 else f"members {names}"
+        """How it is shown: members are counted from 0, as everywhere."""
+        return self._named(0)
 
     @property
     def name(self) -> str:
-        """The label plus the phase: unique within a run."""
-        return self.label if not self.phase else f"{self.label}, phase {self.phase + 1}"
+        """Its key in checkpoints and ensemble folders, unique within a run; there members have always begun with 1."""
+        return self._named(1)
+
+    def _named(self, first: int) -> str:
+        members = f"member{'s' * (len(self.members) > 1)} {', '.join(str(first + i) for i in self.members)}"
+        return members if not self.phase else f"{members}, phase {self.phase + 1}"
 
 
 class Method:

@@ -1,14 +1,14 @@
-"""What a person sees of a run: what it will cost, a line per epoch, the time left, and TensorBoard curves."""
+"""What a person sees of a run: what it will cost, a line per epoch, the time left; and what trackers hear."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TextIO
 
-from recarc.errors import InputError, printable
+from recarc.errors import printable
+from recarc.evaluation.progress import notify
 
 ESTIMATE_AFTER = 20  # steps
 QUIET = 10.0  # seconds between lines about epochs without validation
@@ -35,18 +35,18 @@ def to_stderr(line: str) -> None:
 
 
 class Progress:
-    """Lines for people; on a terminal the current line is rewritten between epochs. `tensorboard`: for its curves."""
+    """Lines for people, curves for callbacks; on a terminal the current line is rewritten between epochs."""
 
     def __init__(
         self,
         say: Callable[[str], None] | None,
         terminal: TextIO | None = None,
-        tensorboard: str | Path | None = None,
+        callbacks: Sequence[Any] = (),
     ) -> None:
         self._say = say
         live = terminal is not None and terminal.isatty()
         self._terminal = terminal if say is not None and live else None
-        self._curves = None if tensorboard is None else _summary_writer(tensorboard)
+        self._callbacks = callbacks
         self._clock_start, self._steps, self._later_steps = time.monotonic(), 0, 0
         self._estimated = False
         self._last_line = 0.0
@@ -96,7 +96,9 @@ class Progress:
 
     def epoch_done(self, label: str, entry: dict[str, Any], epochs: float, step: int, steps: int) -> None:
         """A line for each epoch with validation; for others at most one every ten seconds."""
-        self._draw_curves(label, entry, step)
+        values = {f"loss/{k}": v for k, v in entry["loss"].items()}
+        values |= {f"validation/{k}": entry[k] for k in ("clean", "attacked") if k in entry}
+        self.notify("epoch_done", label, values, step)
         if "clean" not in entry and time.monotonic() - self._last_line < QUIET:
             return
         self._last_line = time.monotonic()
@@ -109,19 +111,6 @@ class Progress:
             text += f" attacked {100 * entry['attacked']:.1f}"
         self.say(f"{text}, {duration(self.seconds_left(step, steps))} left")
 
-    def _draw_curves(self, label: str, entry: dict[str, Any], step: int) -> None:
-        if self._curves is None:
-            return
-        values = {f"loss/{k}": v for k, v in entry["loss"].items()}
-        values |= {f"validation/{k}": entry[k] for k in ("clean", "attacked") if k in entry}
-        for name, value in values.items():
-            self._curves.add_scalar(f"{label}/{name}", value, step)
-        self._curves.flush()
-
-
-def _summary_writer(folder: str | Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise InputError("TensorBoard is not installed: pip install 'recarc[tensorboard]'") from None
-    return SummaryWriter(str(folder))
+    def notify(self, event: str, *arguments: Any) -> None:
+        """Tell the callbacks: `training_started`, `epoch_done` or `training_ended`."""
+        notify(self._callbacks, event, *arguments)

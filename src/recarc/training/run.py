@@ -52,6 +52,7 @@ def train(
     confirm: bool = False,
     data_dir: str | Path | None = None,
     tensorboard: str | Path | None = None,
+    callbacks: Sequence[Any] = (),
     trust_code: bool = False,
     say: Callable[[str], None] | None = to_stderr,
 ) -> RandomizedEnsemble:
@@ -60,8 +61,10 @@ def train(
     `method` is a name, with `trust_code` also `package.module:Class`, or a `Method` of your own; `arch` is likewise a
     name, `package.module:function`, or a function of (classes, channels, image_size). `changes` replaces fields of
     the recipe (epochs, lr, ...). `start` provides the first members (bat) or the baseline (dverge) as an
-    ensemble or its folder. `confirm` accepts an eps of an unlikely scale. `say=None` is silent. Everything is checked
-    before anything is computed.
+    ensemble or its folder. `confirm` accepts an eps of an unlikely scale. `callbacks` are trackers such as
+    `recarc.adapters.trackers.MLflow()`, or objects of your own with some of the methods
+    training_started(configuration), epoch_done(stage, values, step) and training_ended(alpha, step); `tensorboard` is
+    a folder for TensorBoard's. `say=None` is silent. Everything is checked before anything is computed.
 
     >>> rec = train("bat", "cifar10", norm="linf", eps=8 / 255, out="bat")      # doctest: +SKIP
     """
@@ -89,7 +92,7 @@ def train(
         check_batch(config.recipe.batch, group)
         execution = make_execution(config, where, group, speed or SpeedOptions())
         folder = CheckpointFolder(target, config.to_json(), checkpoint_minutes, group)
-        progress = Progress(say, sys.stderr, tensorboard) if group.first else Progress(None)
+        progress = Progress(say, sys.stderr, _trackers(callbacks, tensorboard)) if group.first else Progress(None)
         before = random_state()
         try:
             return TrainingRun(config, execution, folder, progress).train()
@@ -98,6 +101,14 @@ def train(
         finally:
             folder.release()
             set_random_state(before)
+
+
+def _trackers(callbacks: Sequence[Any], tensorboard: str | Path | None) -> list[Any]:
+    if tensorboard is None:
+        return list(callbacks)
+    from recarc.adapters.tensorboard import TensorBoard
+
+    return [*callbacks, TensorBoard(tensorboard)]
 
 
 class TrainingRun:
@@ -143,6 +154,7 @@ class TrainingRun:
             self.seconds, self.unfinished = checkpoint["seconds"], checkpoint["stages"]
         remaining = self._remaining()
         self._announce(remaining[0])
+        self.progress.notify("training_started", self.config.to_json())
         for number, group in enumerate(remaining, 1):
             step = self._first_step(group[0])
             trainers = [self.trainer(stage) for stage in group]
@@ -249,6 +261,7 @@ class TrainingRun:
             self._save(ensemble, self.folder.out)
             self.folder.close()
         self.execution.group.wait()
+        self.progress.notify("training_ended", ensemble.alpha.tolist(), len(self.groups) * self._steps_per_group())
         return ensemble
 
     def _alpha(self, ensemble: RandomizedEnsemble) -> Sequence[float] | Tensor | None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recarc.errors import InputError
 from recarc.training.batches import CROP_DRAWS, Augmentation, Pixels, epoch_order
 from recarc.training.config import TrainingConfig
 from recarc.training.distributed import share_batch_norm
@@ -123,6 +124,9 @@ class StageTrainer:
                 x_adv = x_adv.detach().requires_grad_()
             terms = self.method.loss(self.context, x, x_adv, y)
         weights = [w for shadow in self.shadows for w in shadow.weights()]
+        if not isinstance(terms, dict):
+            kind, name = type(terms).__name__, self.method.name
+            raise InputError(f'loss of {name} returns a {kind}; expected named terms, such as {{"ce": ...}}')
         total = torch.stack(list(terms.values())).sum()
         if self.method.needs_input_gradient:
             *gradients, input_gradient = torch.autograd.grad(total, [*weights, x_adv])

@@ -22,7 +22,7 @@ def method_named(name: str, trust_code: bool = False) -> Method:
     if ":" in name:
         return _imported(name, trust_code)
     if name not in names():
-        raise unknown("training method", name, names())
+        raise unknown("training method", name, names(), own="Class")
     home = importlib.import_module(f"{__name__}.{name}")
     return next(value for value in vars(home).values() if getattr(value, "name", None) == name)()
 
