@@ -147,7 +147,7 @@ class ItemRun:
 
     def command(self, row: Row) -> str:
         """The command that measures this row again, without the paths of one machine."""
-        words = ["python -m paper", self.item.name, "--only", row.name]
+        words = ["python -m paper", self.item.name, "--only", shlex.quote(row.name)]
         words += [word for column in self.columns for word in ("--column", shlex.quote(column))]
         words += ["--recipe", self.setup.recipe]
         count, spec = len(self.setup.images(row.data, last=row.last)), CATALOG[row.data]
