@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from recarc.errors import InputError
@@ -35,13 +36,22 @@ def total(v: Tensor) -> Tensor:
     v = v.flatten(1)
     if not (v.is_cuda or v.shape[1] >= LONG):
         return v.sum(1)
-    while v.shape[1] > 1:
-        half, odd = divmod(v.shape[1], 2)
-        halves = v[:, :half] + v[:, half : 2 * half]
-        if odd:
-            halves[:, 0] += v[:, -1]
-        v = halves
-    return v[:, 0].clone() if v.shape[1] else v.sum(1)
+    if not v.is_floating_point() or v.shape[1] < 2 or not len(v):
+        return v.sum(1)
+    columns = _pool(v, _fold(v.shape[1]))
+    return _pool(columns, columns.shape[1])[:, 0]
+
+
+def _pool(v: Tensor, rows: int) -> Tensor:
+    """The column sums of each sample's values, written in this many rows; each is added up by one thread, in order."""
+    v = F.pad(v, (0, -v.shape[1] % rows))
+    return F.avg_pool2d(v.view(len(v), 1, rows, -1), (rows, 1), divisor_override=1).flatten(1)
+
+
+def _fold(count: int) -> int:
+    """About the root of `count`, a divisor of it if there is one nearby."""
+    root = math.isqrt(count)
+    return next((rows for rows in range(root, root // 2, -1) if count % rows == 0), root)
 
 
 def running_total(v: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from recarc.errors import InputError, first_line
+from recarc.fast.choice import FIXED, Way
 from recarc.fast.fold import fold_batch_norm, trace
 from recarc.fast.fuse import Convolve, FusedBlock, fuse_blocks
 from recarc.fast.match import FEW_CHANNELS
@@ -33,14 +34,14 @@ def folded_copy(member: nn.Module) -> nn.Module:
     return folded
 
 
-def in_search_precision(folded: nn.Module, precision: str, fuse: bool = True) -> nn.Module:
+def in_search_precision(folded: nn.Module, precision: str, fuse: bool = True, way: Way = FIXED) -> nn.Module:
     """A copy to be run under `runtime.in_precision(precision)`; float16 with fused convolutions where possible."""
     net = copy.deepcopy(folded) if precision == "float32" else copy.deepcopy(folded).float()
     if precision == "float16":
         net = fuse_if_possible(net, torch.float16, every=True) if fuse else net
         net = _with_float32_logits(net, row_by_row=is_fully_fused(net))
         _scale_instead_of_norm(net)
-    if any(p.dim() == 4 for p in net.parameters()):
+    if way.channels_last and any(p.dim() == 4 for p in net.parameters()):
         net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if precision in AUTOCAST:
         for module in net.modules():

@@ -14,12 +14,14 @@ from torch.autograd.function import once_differentiable
 
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble
 from recarc.errors import InputError, first_line
+from recarc.fast.choice import FIXED, Way, fastest_way
 from recarc.fast.convert import folded_copy, in_search_precision, is_fully_fused, is_fused, is_traceable
-from recarc.fast.execute import CapturedTile, Executor, PlainTile, channels_last
+from recarc.fast.execute import CapturedTile, Executor, PlainTile
 from recarc.fast.tiles import SMALLEST_TILE, busy_tile, captured_sizes, tiles_for
 from recarc.runtime import COARSE, TILE, check_precision
 
 STEADY = 4  # answers of a member that must agree
+FEW = 4  # a quarter of the images that keep a GPU busy takes as long as a single one
 MANY = 16  # times as much in the largest of several sizes of tiles
 CHECKED_IMAGES, AGREEMENT = 64, 0.05  # fused logits are compared with plain ones; the difference that rounding allows
 SIZES_PER_TILE = 4  # other tiles are padded to a multiple of a quarter on a GPU, so that few sizes occur
@@ -81,16 +83,19 @@ class FastMember(nn.Module):
         self.may_capture = any(p.is_cuda for p in self.folded.parameters())
         self.traceable = is_traceable(self.folded)
         self.passes = 0  # differentiable forward passes so far: a captured tile holds the activations of the last one
+        self.busy = 0  # images that keep a GPU busy; measured with the tile
         self._tile: int | None = None
         self._captured: dict[tuple[Any, ...], CapturedTile] = {}
         self._run_with(in_search_precision(self.folded, settings.precision), settings.precision)
+        # Pure float32 has no tensor cores, so it is worth a moment to find the fastest kernels.
+        self.unchosen = settings.precision == "float32" and self.may_capture and not (settings.one_size or settings.compile)
         self.unchecked = is_fused(self.search_net) or settings.precision == "float16" or not self.traceable
 
-    def _run_with(self, net: nn.Module, precision: str) -> None:
+    def _run_with(self, net: nn.Module, precision: str, way: Way = FIXED) -> None:
         """Search with this network; predict with it too, unless its precision is too coarse for predictions."""
         settings = self.settings
         self.search_net = self.score_net = net
-        self._search = self._score = Executor(net, precision, settings.compile)
+        self._search = self._score = Executor(net, precision, settings.compile, way)
         if precision == "bfloat16":
             self.score_net = in_search_precision(self.folded, "tf32")
             self._score = Executor(self.score_net, "tf32", settings.compile)
@@ -98,13 +103,30 @@ class FastMember(nn.Module):
         self._sizes: tuple[int, ...] | None = None
         self.capturing = self.may_capture and not settings.compile if settings.graphs is None else settings.graphs
 
+    def _choose(self, x: Tensor) -> None:
+        """The fastest of several ways to run the same convolutions."""
+        self.unchosen = False
+        count = min(len(x), self.tile_for(x), CHECKED_IMAGES)
+        nets = {layout: in_search_precision(self.folded, "float32", way=Way(layout)) for layout in (True, False)}
+
+        def run(way: Way) -> None:
+            executor = Executor(nets[way.channels_last], "float32", way=way)
+            leaf = executor.laid_out(x[:count].detach().to(self.dtype)).requires_grad_()
+            with torch.enable_grad():
+                logits = executor(leaf)
+            executor.pull_back(logits, leaf, torch.ones_like(logits))
+
+        way = fastest_way(self.folded, x[:count], "float32", run)
+        if way != FIXED:
+            self._run_with(nets[way.channels_last], "float32", way)
+
     def _check(self, x: Tensor) -> None:
         """On the first images: a member that does more than its trace shows is run unfused.
 
         One whose activations are too large for float16 is run in TF32. One that cannot be traced and does not answer
         alike every time is not captured: a graph would freeze a choice that it makes.
         """
-        images = channels_last(x[:CHECKED_IMAGES].detach().to(self.dtype))
+        images = self._search.laid_out(x[:CHECKED_IMAGES].detach().to(self.dtype))
         with torch.no_grad():
             if not self.traceable and self.capturing:
                 first, *others = (self.folded(images) for _ in range(STEADY))
@@ -143,15 +165,31 @@ class FastMember(nn.Module):
     def linearised(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor, bool], Tensor]]:
         """Logits at x and their pull-back, with no autograd around it (see `recarc.attacks.nearest_plane`)."""
         tape = _Tape(self, x)
-        return tape.logits(), lambda weights, again: tape.pull_back(weights)
+
+        def pull_back(weights: Tensor, again: bool) -> Tensor:
+            if not self._side_by_side(x, len(weights)):
+                return torch.stack([tape.pull_back(each) for each in weights])
+            copies = _Tape(self, x.repeat(len(weights), *(1,) * (x.dim() - 1)))
+            return copies.pull_back(weights.flatten(0, 1)).unflatten(0, weights.shape[:2])
+
+        return tape.logits(), pull_back
+
+    def _side_by_side(self, x: Tensor, count: int) -> bool:
+        """Whether so many gradients of few images are found sooner at once, by copies that need a forward pass too."""
+        return self.capturing and 2 * self._work(x, count * len(x)) < count * self._work(x, len(x))
+
+    def _work(self, x: Tensor, count: int) -> int:
+        """What a pass over so many images like x costs, in images; a few take as long as some more would."""
+        return sum(max(size, self.busy // FEW) for _, size in tiles_for(count, self.sizes(x)))
 
     def tile_for(self, x: Tensor) -> int:
         """The most images at once: as many as keep the device busy, fewer the more work each is."""
         if self._tile is None:
             self._tile = self.settings.tile or TILE.get(x.device.type, TILE["cpu"])
             if x.is_cuda:
+                self.busy = busy_tile(self.folded, x)
                 largest = 1 if self.settings.one_size else MANY
-                self._tile = min(self._tile, max(SMALLEST_TILE, largest * busy_tile(self.folded, x)))
+                self._tile = min(self._tile, max(SMALLEST_TILE, largest * self.busy))
         return self._tile
 
     def sizes(self, x: Tensor) -> tuple[int, ...]:
@@ -159,6 +197,8 @@ class FastMember(nn.Module):
 
         With `one_size`, only sizes at which this member gives the same bits.
         """
+        if self.unchosen:
+            self._choose(x)
         if self.unchecked:
             self._check(x)
         tile = self.tile_for(x)
@@ -172,7 +212,7 @@ class FastMember(nn.Module):
 
     def _same_bits(self, x: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """The sizes at which logits and gradients of the first images are those of the largest, to the last bit."""
-        images = channels_last(x[torch.arange(sizes[-1], device=x.device) % len(x)].detach().to(self.dtype))
+        images = self._search.laid_out(x[torch.arange(sizes[-1], device=x.device) % len(x)].detach().to(self.dtype))
         found = {}
         for size in sizes:
             leaf = images[:size].detach().requires_grad_()
@@ -200,7 +240,7 @@ class FastMember(nn.Module):
         if captured is not None:
             self.passes += kind == "search"
             return captured.forward(part)
-        return self._score(channels_last(self._padded(part, size)))[: len(part)]
+        return self._score(self._score.laid_out(self._padded(part, size)))[: len(part)]
 
     def differentiable_tiles(self, x: Tensor) -> tuple[list[PlainTile | CapturedTile], list[int]]:
         """The forward pass of every tile, ready for the backward pass, and how many images each holds."""
@@ -218,7 +258,7 @@ class FastMember(nn.Module):
         if captured is not None:
             captured.forward(part)
             return captured
-        leaf = channels_last(self._padded(part, size)).detach().requires_grad_()
+        leaf = self._search.laid_out(self._padded(part, size)).detach().requires_grad_()
         with torch.enable_grad():
             return PlainTile(leaf, self._search(leaf), self._search)
 
