@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -132,6 +133,7 @@ class FastMember(nn.Module):
                 first, *others = (self.folded(images) for _ in range(STEADY))
                 self.capturing = self.may_capture = all(torch.allclose(first, other, rtol=1e-3) for other in others)
             expected = self.folded(images)
+            self._compile_ahead(images)
             problem = self._disagreement(images, expected) if self.settings.precision == "float16" else ""
             if problem and is_fused(self.search_net):
                 warnings.warn(f"running without fused convolutions: {problem}", stacklevel=2)
@@ -141,6 +143,22 @@ class FastMember(nn.Module):
                 warnings.warn(f"running in TF32 instead of float16: {problem}", stacklevel=2)
                 self._run_with(in_search_precision(self.folded, "tf32"), "tf32")
         self.unchecked = False
+
+    def _compile_ahead(self, images: Tensor) -> None:
+        """Build the kernels of fused blocks side by side; where that fails, each is built when it is first needed."""
+        if not is_fused(self.search_net):
+            return
+        leaf = self._search.laid_out(images).detach().requires_grad_()
+
+        def run() -> None:
+            with torch.enable_grad():
+                logits = self._search(leaf)
+            self._search.pull_back(logits, leaf, torch.ones_like(logits))
+
+        with contextlib.suppress(Exception):
+            from recarc.fast.kernels import compile_ahead
+
+            compile_ahead(run)
 
     def _disagreement(self, images: Tensor, expected: Tensor) -> str:
         """What is wrong with the logits of the search; empty if they agree."""
