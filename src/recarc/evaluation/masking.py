@@ -264,15 +264,14 @@ class Probe:
         u, before, slope = self.random_place
         random = [uniform(keys, x[0].numel(), stream=QUERIES + k).reshape(x.shape) for k in range(DIRECTIONS)]
         signs = torch.where(torch.cat(random) < 0.5, -1.0, 1.0).to(x.dtype)
-        many = Probe(self.member, *(t.repeat(DIRECTIONS, *(1,) * (t.dim() - 1)) for t in (x, self.y)), ball)
-        radius, start = (t.repeat(DIRECTIONS, *(1,) * (t.dim() - 1)) for t in (ball.radius(x), u))
+        radius, start = ball.radius(x).repeat(DIRECTIONS), u.repeat(DIRECTIONS, *(1,) * (u.dim() - 1))
         missed = torch.ones_like(self.y, dtype=torch.bool)
         for scale in SCALES:
             v = _clipped(start + ball.norm.scale_to(signs, scale * radius), ball)
-            steps, margins = (t.unflatten(0, (DIRECTIONS, -1)) for t in (v - start, many.margin(v)))
+            reached = margin(self.member(v), self.y.repeat(DIRECTIONS))
             wrong, changes = torch.zeros_like(before), torch.zeros_like(before)
-            for step, reached in zip(steps, margins):
-                change = before - reached
+            for step, value in zip((v - start).chunk(DIRECTIONS), reached.chunk(DIRECTIONS)):
+                change = before - value
                 wrong, changes = wrong + (change - total(step * slope)) ** 2, changes + change**2
             missed &= wrong > UNEXPLAINED * changes + DIRECTIONS * noise**2
         return missed

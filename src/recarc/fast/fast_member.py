@@ -89,7 +89,8 @@ class FastMember(nn.Module):
         self._captured: dict[tuple[Any, ...], CapturedTile] = {}
         self._run_with(in_search_precision(self.folded, settings.precision), settings.precision)
         # Pure float32 has no tensor cores, so it is worth a moment to find the fastest kernels.
-        self.unchosen = settings.precision == "float32" and self.may_capture and not (settings.one_size or settings.compile)
+        free = self.may_capture and not (settings.one_size or settings.compile)
+        self.unchosen = free and settings.precision == "float32"
         self.unchecked = is_fused(self.search_net) or settings.precision == "float16" or not self.traceable
 
     def _run_with(self, net: nn.Module, precision: str, way: Way = FIXED) -> None:

@@ -149,7 +149,8 @@ def convolve(
         max(16, triton.next_power_of_2(outputs)),
     )
     if _noted is not None:
-        _noted[(*(t.dtype for t in arguments[:6]), *arguments[7:])] = arguments
+        key = (*(t.dtype for t in arguments[:6]), *arguments[7:])
+        _noted[key] = arguments
         return out
     with torch.cuda.device_of(x):
         _convolve_kernel[(triton.cdiv(pixels, BLOCK),)](*arguments, num_warps=WARPS)
