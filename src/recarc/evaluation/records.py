@@ -140,8 +140,8 @@ def from_parquet(data: bytes) -> Records:
             if values.null_count:
                 raise ValueError(f"{name} has missing values")
             buffer = values.buffers()[1] or b""  # and not `to_numpy`, which would import pandas, if it is installed
-            array = np.frombuffer(buffer, dtype, len(values), values.offset * np.dtype(dtype).itemsize)
-            array = array.reshape(n, *shape)
+            start = values.offset * np.dtype(dtype).itemsize
+            array: np.ndarray = np.frombuffer(buffer, dtype, len(values), start).reshape(n, *shape)
             return np.ascontiguousarray(np.moveaxis(array, 0, -1))  # or means would be rounded in another order
 
         names = table.column_names
