@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble
 from recarc.errors import InputError, first_line
 from recarc.fast.choice import FIXED, Way, fastest_way
 from recarc.fast.convert import folded_copy, in_search_precision, is_fully_fused, is_fused, is_traceable
 from recarc.fast.execute import CapturedTile, Executor, PlainTile
+from recarc.fast.tape import Differentiable, Tape
 from recarc.fast.tiles import SMALLEST_TILE, busy_tile, captured_sizes, tiles_for
 from recarc.runtime import COARSE, TILE, check_precision
 
@@ -176,19 +176,19 @@ class FastMember(nn.Module):
         if not len(x):
             return self(x.new_zeros(1, *x.shape[1:]))[:0] + 0 * x.flatten(1).sum(1, keepdim=True)
         if torch.is_grad_enabled() and x.requires_grad:
-            return _Differentiable.apply(x, self)
+            return Differentiable.apply(x, self)
         with torch.no_grad(), torch.cuda.device_of(x):
             logits = [self._predict(part, size).to(x.dtype, copy=True) for part, size in self.parts(x)]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def linearised(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor, bool], Tensor]]:
         """Logits at x and their pull-back, with no autograd around it (see `recarc.attacks.nearest_plane`)."""
-        tape = _Tape(self, x)
+        tape = Tape(self, x)
 
         def pull_back(weights: Tensor, again: bool) -> Tensor:
             if not self._side_by_side(x, len(weights)):
                 return torch.stack([tape.pull_back(each) for each in weights])
-            copies = _Tape(self, x.repeat(len(weights), *(1,) * (x.dim() - 1)))
+            copies = Tape(self, x.repeat(len(weights), *(1,) * (x.dim() - 1)))
             return copies.pull_back(weights.flatten(0, 1)).unflatten(0, weights.shape[:2])
 
         return tape.logits(), pull_back
@@ -298,45 +298,3 @@ class FastMember(nn.Module):
                 self._captured.clear()
                 return None
         return self._captured[key]
-
-
-class _Tape:
-    """The forward pass of a batch, from which gradients may be taken several times."""
-
-    def __init__(self, member: FastMember, x: Tensor) -> None:
-        self.member, self.x = member, x.detach()
-        self._run()
-
-    def _run(self) -> None:
-        with torch.cuda.device_of(self.x):
-            self.tiles, self.counts = self.member.differentiable_tiles(self.x)
-        self.passes = self.member.passes
-
-    def logits(self) -> Tensor:
-        parts = zip(self.tiles, self.counts)
-        return torch.cat([tile.logits.detach()[:count].to(self.x.dtype) for tile, count in parts])
-
-    def pull_back(self, cotangent: Tensor) -> Tensor:
-        """The gradient of <logits, cotangent> in x."""
-        if self.passes != self.member.passes and any(isinstance(tile, CapturedTile) for tile in self.tiles):
-            self._run()  # the member has run again since, over the same buffers
-        gradient = torch.empty_like(self.x)
-        with torch.cuda.device_of(self.x):
-            for tile, part, place in zip(self.tiles, cotangent.split(self.counts), gradient.split(self.counts)):
-                place.copy_(tile.pull_back(part)[: len(part)])
-        return gradient
-
-
-class _Differentiable(torch.autograd.Function):
-    """The tiles of a batch as one differentiable function; each is pulled back under the member's settings."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, member: FastMember) -> Tensor:
-        ctx.tape = _Tape(member, x)
-        logits: Tensor = ctx.tape.logits()
-        return logits
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-        return ctx.tape.pull_back(cotangent), None
