@@ -22,7 +22,7 @@ from recarc.fast.tiles import SMALLEST_TILE, busy_tile, captured_sizes, tiles_fo
 from recarc.runtime import COARSE, TILE, check_precision
 
 STEADY = 4  # answers of a member that must agree
-FEW = 4  # a quarter of the images that keep a GPU busy takes as long as a single one
+FEW = 8  # an eighth of the images that keep a GPU busy take as long as a single one
 MANY = 16  # times as much in the largest of several sizes of tiles
 CHECKED_IMAGES, AGREEMENT = 64, 0.05  # fused logits are compared with plain ones; the difference that rounding allows
 SIZES_PER_TILE = 4  # other tiles are padded to a multiple of a quarter on a GPU, so that few sizes occur
@@ -67,6 +67,13 @@ def accelerate(
     return ensemble.with_members(members)
 
 
+@dataclass
+class Count:
+    """A number that a module keeps; its own attributes are slow to set."""
+
+    value: int = 0
+
+
 class FastMember(nn.Module):
     """One member with its batch norms folded; logits and input gradients in the dtype of the input.
 
@@ -83,7 +90,8 @@ class FastMember(nn.Module):
             self.folded.float()
         self.may_capture = any(p.is_cuda for p in self.folded.parameters())
         self.traceable = is_traceable(self.folded)
-        self.passes = 0  # differentiable forward passes so far: a captured tile holds the activations of the last one
+        self.passes = Count()  # differentiable forward passes: a captured tile holds the activations of the last one
+        self._planes = 1  # gradients that were last asked for at once
         self.busy = 0  # images that keep a GPU busy; measured with the tile
         self._tile: int | None = None
         self._captured: dict[tuple[Any, ...], CapturedTile] = {}
@@ -183,19 +191,21 @@ class FastMember(nn.Module):
 
     def linearised(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor, bool], Tensor]]:
         """Logits at x and their pull-back, with no autograd around it (see `recarc.attacks.nearest_plane`)."""
-        tape = Tape(self, x)
+        count = self._planes if self._side_by_side(x, self._planes) else 1
+        tape = Tape(self, x if count == 1 else x.repeat(count, *(1,) * (x.dim() - 1)))
 
         def pull_back(weights: Tensor, again: bool) -> Tensor:
-            if not self._side_by_side(x, len(weights)):
-                return torch.stack([tape.pull_back(each) for each in weights])
-            copies = Tape(self, x.repeat(len(weights), *(1,) * (x.dim() - 1)))
-            return copies.pull_back(weights.flatten(0, 1)).unflatten(0, weights.shape[:2])
+            self._planes = len(weights)
+            if len(weights) == count:
+                return tape.pull_back(weights.flatten(0, 1)).unflatten(0, weights.shape[:2])
+            single = tape if count == 1 else Tape(self, x)
+            return torch.stack([single.pull_back(each) for each in weights])
 
-        return tape.logits(), pull_back
+        return tape.logits()[: len(x)], pull_back
 
     def _side_by_side(self, x: Tensor, count: int) -> bool:
-        """Whether so many gradients of few images are found sooner at once, by copies that need a forward pass too."""
-        return self.capturing and 2 * self._work(x, count * len(x)) < count * self._work(x, len(x))
+        """Whether so many gradients of few images are found sooner at once, on as many copies of the images."""
+        return self.capturing and 2 * self._work(x, count * len(x)) < (1 + count) * self._work(x, len(x))
 
     def _work(self, x: Tensor, count: int) -> int:
         """What a pass over so many images like x costs, in images; a few take as long as some more would."""
@@ -257,13 +267,13 @@ class FastMember(nn.Module):
         kind = "search" if self._score is self._search else "score"
         captured = self._capture((kind, 0, size, *part.shape[1:]), self._score, part)
         if captured is not None:
-            self.passes += kind == "search"
+            self.passes.value += kind == "search"
             return captured.forward(part)
         return self._score(self._score.laid_out(self._padded(part, size)))[: len(part)]
 
     def differentiable_tiles(self, x: Tensor) -> tuple[list[PlainTile | CapturedTile], list[int]]:
         """The forward pass of every tile, ready for the backward pass, and how many images each holds."""
-        self.passes += 1
+        self.passes.value += 1
         places: Counter[int] = Counter()
         tiles, counts = [], []
         for part, size in self.parts(x):

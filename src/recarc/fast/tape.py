@@ -24,7 +24,7 @@ class Tape:
     def _run(self) -> None:
         with torch.cuda.device_of(self.x):
             self.tiles, self.counts = self.member.differentiable_tiles(self.x)
-        self.passes = self.member.passes
+        self.passes = self.member.passes.value
 
     def logits(self) -> Tensor:
         parts = zip(self.tiles, self.counts)
@@ -32,7 +32,7 @@ class Tape:
 
     def pull_back(self, cotangent: Tensor) -> Tensor:
         """The gradient of <logits, cotangent> in x."""
-        if self.passes != self.member.passes and any(isinstance(tile, CapturedTile) for tile in self.tiles):
+        if self.passes != self.member.passes.value and any(isinstance(tile, CapturedTile) for tile in self.tiles):
             self._run()  # the member has run again since, over the same buffers
         gradient = torch.empty_like(self.x)
         with torch.cuda.device_of(self.x):
