@@ -211,6 +211,24 @@ def test_gradients_of_few_images_are_found_side_by_side(one_size: bool, monkeypa
         assert pulled == expected
 
 
+def test_tiles_are_halved_until_the_place_of_an_image_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with kernels that share the last part of a large batch out differently."""
+
+    class Placed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = x.flatten(1)[:, :3]
+            if len(x) > 64:  # cannot be traced
+                out = out * (1 + 1e-6 * (torch.arange(len(x)) == 0)[:, None])
+            return out
+
+    fast = FastMember(Placed(), FastSettings(graphs=False, tile=256, one_size=True))
+    x = torch.rand(40, 2, 4, 4)
+    assert fast.sizes(x) == (256,)  # on a CPU tiles are small, and nobody looks
+    fast.may_capture = True
+    assert fast.sizes(x) == (64,)
+    assert [size for _, size in fast.parts(torch.rand(100, 2, 4, 4))] == [64, 64]
+
+
 def test_a_member_that_answers_at_random_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     class Drawing(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

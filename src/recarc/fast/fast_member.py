@@ -22,7 +22,7 @@ from recarc.fast.tiles import SMALLEST_TILE, busy_tile, captured_sizes, tiles_fo
 from recarc.runtime import COARSE, TILE, check_precision
 
 STEADY = 4  # answers of a member that must agree
-FEW = 8  # an eighth of the images that keep a GPU busy take as long as a single one
+FEW = 4  # a quarter of the images that keep a GPU busy take as long as a single one
 MANY = 16  # times as much in the largest of several sizes of tiles
 CHECKED_IMAGES, AGREEMENT = 64, 0.05  # fused logits are compared with plain ones; the difference that rounding allows
 SIZES_PER_TILE = 4  # other tiles are padded to a multiple of a quarter on a GPU, so that few sizes occur
@@ -232,6 +232,9 @@ class FastMember(nn.Module):
             self._check(x)
         tile = self.tile_for(x)
         if not self.capturing or (self.settings.one_size and not self.any_size):
+            if self.settings.one_size and self.may_capture and self._sizes is None:
+                self._tile = tile = self._steady_tile(x, tile)
+                self._sizes = (tile,)
             return (tile,)
         if self._sizes is None:
             self._sizes = captured_sizes(tile)
@@ -239,17 +242,29 @@ class FastMember(nn.Module):
                 self._sizes = self._same_bits(x, self._sizes)
         return self._sizes
 
+    def _steady_tile(self, x: Tensor, tile: int) -> int:
+        """The tile, halved as long as a library's kernels let the figures of an image depend on its place in it."""
+        while tile > SMALLEST_TILE:
+            images = _repeated(x, tile)
+            away = tile // 2 + 1
+            if torch.equal(self._figures(images).roll(away, 0), self._figures(images.roll(away, 0))):
+                break
+            tile = max(SMALLEST_TILE, tile // 2)
+        return tile
+
     def _same_bits(self, x: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """The sizes at which logits and gradients of the first images are those of the largest, to the last bit."""
-        images = self._search.laid_out(x[torch.arange(sizes[-1], device=x.device) % len(x)].detach().to(self.dtype))
-        found = {}
-        for size in sizes:
-            leaf = images[:size].detach().requires_grad_()
-            with torch.enable_grad():
-                logits = self._search(leaf)
-            signs = torch.arange(logits.numel(), device=x.device).view_as(logits).cos()
-            found[size] = torch.cat([logits.detach(), self._search.pull_back(logits, leaf, signs).flatten(1)], dim=1)
+        images = _repeated(x, sizes[-1])
+        found = {size: self._figures(images[:size]) for size in sizes}
         return tuple(size for size in sizes if torch.equal(found[size], found[sizes[-1]][:size]))
+
+    def _figures(self, images: Tensor) -> Tensor:
+        """Logits and some gradient of each of these images, as this member computes them."""
+        leaf = self._search.laid_out(images.to(self.dtype)).detach().requires_grad_()
+        with torch.enable_grad():
+            logits = self._search(leaf)
+        signs = torch.arange(logits.shape[1], device=images.device).cos().expand_as(logits)
+        return torch.cat([logits.detach(), self._search.pull_back(logits, leaf, signs).flatten(1)], dim=1)
 
     def parts(self, x: Tensor) -> list[tuple[Tensor, int]]:
         """The batch in tiles, each with the size to which it is padded."""
@@ -308,3 +323,8 @@ class FastMember(nn.Module):
                 self._captured.clear()
                 return None
         return self._captured[key]
+
+
+def _repeated(x: Tensor, count: int) -> Tensor:
+    """So many of these images, over again where there are fewer."""
+    return x[torch.arange(count, device=x.device) % len(x)].detach()

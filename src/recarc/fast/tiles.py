@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 SMALLEST_CAPTURE = 16  # images in a captured tile, at least
-BUSY, SMALLEST_TILE = 3e11, 32  # floating-point operations that keep a GPU busy; images at once, at least
+BUSY, SMALLEST_TILE = 1.5e11, 32  # floating-point operations that keep a GPU busy; images at once, at least
 
 
 def busy_tile(net: nn.Module, x: Tensor) -> int:
