@@ -151,8 +151,8 @@ def page(name: str, measured: Measured, folder: Path, docs: Path) -> str:
 
 
 def _worst_first(row: RowResult) -> tuple[bool, float]:
-    """Our rows by their ratio to the plain loop, then the plain loops."""
-    ratio = next((f.measured for f in row.figures if f.column == "ratio"), 0.0)
+    """Our rows by their ratio to the plain loop, those without one, then the plain loops."""
+    ratio = next((f.measured for f in row.figures if f.column == "ratio"), float("inf"))
     return "plain loop" in row.row, ratio
 
 

@@ -435,7 +435,7 @@ def test_per_sample_broadcasts() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 3072])
 def test_sums_of_samples_on_every_device(count: int) -> None:
-    """The halving that CUDA takes is plain arithmetic: tried on the CPU by a tensor that claims to be on a GPU."""
+    """The way CUDA takes is plain arithmetic: tried on the CPU by a tensor that claims to be on a GPU."""
 
     class Claims(torch.Tensor):
         is_cuda = True

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ def measured_row(setup: Setup, item: str, part: str, name: str, figures: list[Fi
     """A row with the provenance of this process."""
     words = ["python -m paper", item, *(["--only", f"'{part}'" if " " in part else part] if part else [])]
     words += ["--limit", str(setup.limit)] if setup.limit else []
+    words += [f"--ensemble {name}={Path(place).name}" for name, place in setup.given.items()]
     return RowResult(
         name,
         tuple(figures),

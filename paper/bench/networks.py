@@ -1,17 +1,19 @@
 """ARC on networks that nobody tuned it for, beside Algorithm 2 in the same process.
 
 Ratio: to the batch-vectorised Algorithm 2, or a plain loop of adaptive PGD, at its better batch size; the worst rows
-come first. The plain loops run with PyTorch's defaults, which is TF32, while "float32" is float32 throughout and so the
-only precision that is slower. Networks with random weights tell speed only: their labels are the first member's own
-answers, the second member is the first with a little noise on its weights, and eps is the median distance to the
-nearest plane, so that about half of the images withstand and stay to the end; of trained members most leave early. All
-iterations of a plain loop cost the same, so two of its 20 are run and the time is scaled.
+come first. The plain loops run with PyTorch's defaults, which on a GPU is TF32; the rows "float32" are float32
+throughout, which has no tensor cores, and are compared with a plain loop in float32. Networks with random weights tell
+speed only: their labels are the first member's own answers, the second member is the first with a little noise on its
+weights, and eps is the median distance to the nearest plane, so that about half of the images withstand and stay to the
+end; of trained members most leave early. All iterations of a plain loop cost the same, so two of its 20 are run and the
+time is scaled. Memory: the peak of two calls, over that of one forward and backward pass of a plain member.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from paper.recipe import measured_item, radius
 from paper.results import Figure, RowResult
 from paper.settings import EPS, bat
 from paper.setup import Setup
-from recarc import ARC, AdaptivePGD, Attack, Ball, RandomizedEnsemble
+from recarc import ARC, AdaptivePGD, Attack, Ball, RandomizedEnsemble, Tight
 from recarc.attacks.nearest_plane import nearest_plane
 from recarc.errors import first_line
 from recarc.fast import accelerate
@@ -33,6 +35,8 @@ from recarc.geometry import Norm
 from recarc.models.architectures.resnet18 import ResNet18
 from recarc.models.architectures.wrn28_4 import WideResNet
 from recarc.models.blocks import PadShortcut
+from recarc.models.store import load_ensemble, read_manifest
+from recarc.runtime import kernel_settings
 
 IMAGES = {"resnet20": 5000, "stranger": 5000, "resnet18": 1000, "wrn28_10": 256, "resnet50": 128, "vit_s": 128}
 TRAINED = ("resnet20", "stranger")  # the others have random weights
@@ -40,7 +44,7 @@ TIMM = {"resnet50": "resnet50", "vit_s": "vit_small_patch16_224"}
 BATCHES = (256, 1024)  # of Algorithm 2
 ITERATIONS = 2
 STEPS = 20
-PRECISIONS = {  # in which they are searched; float16 alone where float32 takes minutes
+PRECISIONS = {  # in which they are searched, the third in linf only; float16 alone where float32 takes minutes
     "resnet20": ("float16", "tf32", "float32"),
     "stranger": ("float16", "tf32", "float32"),
     "resnet18": ("float16", "tf32", "float32"),
@@ -85,7 +89,11 @@ def _as_convolution(block: Any) -> nn.Module:
 
 
 def pair(setup: Setup, name: str, norm: str) -> tuple[RandomizedEnsemble, str]:
-    """Two members of this kind on the device, and where they come from."""
+    """Two members of this kind on the device, and where they come from: with `--ensemble NAME=DIR`, trained ones."""
+    if name in setup.given:
+        made_by = read_manifest(Path(setup.given[name])).made_by
+        words = f"{made_by.get('method', 'trained')}, {made_by.get('recipe', {}).get('epochs', '?')} epochs"
+        return load_ensemble(setup.given[name], setup.device), f"two {name} trained for this ({words})"
     if name in TRAINED:
         loaded = setup.ensemble(bat("cifar10", norm))
         if name == "resnet20":
@@ -120,15 +128,17 @@ class Case:
     """One network in one norm: the images, labels and ball that every row of it shares."""
 
     def __init__(self, setup: Setup, name: str, norm: str) -> None:
-        self.setup, self.name, self.norm = setup, name, norm
+        self.setup, self.norm = setup, norm
         self.ensemble, self.source = pair(setup, name, norm)
+        self.part, self.trained = name, name in TRAINED or name in setup.given
+        self.name = f"{name} trained" if name in setup.given else name
         count = min(IMAGES[name], setup.limit or IMAGES[name])
         x, y = (t[:count].to(setup.device) for t in setup.images("cifar10").tensors())
         if name in TIMM:
             x = F.interpolate(x, 224)
         self.planes = PLANES.get(name)
         eps = radius(EPS["cifar10", norm])
-        if name not in TRAINED:
+        if not self.trained:
             first, least = self.ensemble.members[0], []
             y = torch.cat([first(part).argmax(1) for part in x.split(64)])
             for part in x.split(64):
@@ -152,17 +162,23 @@ class Case:
         work(self.x[:batch], self.y[:batch], 1)  # warm-up
         return self.timed(work, batch) * self.steps / few
 
-    def row(self, name: str, took: float, reference: float, *more: Figure) -> RowResult:
-        figures = [Figure("seconds", took, unit="s"), Figure("ratio", reference / took, unit="x"), *more]
-        self.setup.say(f"{self.name} {self.norm}: {name} {took:.3g} s, {reference / took:.3g} x")
+    def row(self, name: str, took: float, reference: float | None, *more: Figure) -> RowResult:
+        ratio = [] if reference is None else [Figure("ratio", reference / took, unit="x")]
+        figures = [Figure("seconds", took, unit="s"), *ratio, *more]
+        words = "".join(f", {f.column} {f.measured:.3g}" for f in figures[1:])
+        self.setup.say(f"{self.name} {self.norm}: {name} {took:.3g} s{words}")
         known: dict[str, Any] = {"norm": self.norm, "eps": f"{float(self.ball.eps):.4g}", "images": len(self.x)}
         known |= {"data": "cifar10", "split": "test", "ensemble": self.source, "note": f"K = {self.steps}"}
         label = f"{self.name} {self.norm}: {name}"
-        return measured_row(self.setup, "bench-networks", self.name, label, figures, **known)
+        return measured_row(self.setup, "bench-networks", self.part, label, figures, **known)
 
     def rows(self) -> Iterator[RowResult]:
+        if self.x.is_cuda:
+            self.setup.say(f"{self.name}: one forward and backward pass {self.one_pass / 2**30:.2f} GiB")
         yield from self.attack_rows("ARC", ARC(steps=self.steps, planes=self.planes), baseline.arc, self.planes)
         yield from self.attack_rows("AdaptivePGD", AdaptivePGD(steps=self.steps), baseline.adaptive_pgd, None)
+        if self.trained and self.x.is_cuda:  # on a CPU it takes minutes
+            yield from self.our_rows("Tight", Tight(steps=self.steps), "float16", None)
 
     def attack_rows(
         self, label: str, attack: Attack, algorithm: Callable[..., Tensor], planes: int | None
@@ -174,24 +190,56 @@ class Case:
                 plain[batch] = self.baseline_seconds(algorithm, batch, planes)
             except torch.cuda.OutOfMemoryError:
                 torch.cuda.empty_cache()
-        best = min(plain.values())
+        best = min(plain, key=lambda batch: plain[batch])
         for batch, took in plain.items():
-            yield self.row(f"{label}, plain loop, batch {batch}", took, best)
-        for precision in PRECISIONS.get(self.name, ("float16",)) if self.x.is_cuda else ("float32",):
-            fast, passes = counted(accelerate(self.ensemble, precision))
+            yield self.row(f"{label}, plain loop, batch {batch}", took, plain[best])
+        precisions = PRECISIONS.get(self.part, ("float16",)) if self.x.is_cuda else ("float32",)
+        for precision in precisions if self.norm == "linf" else precisions[:2]:
+            reference = plain[best]
+            if precision == "float32" and self.x.is_cuda:
+                with kernel_settings(self.x.device, tf32=False):
+                    reference = self.baseline_seconds(algorithm, best, planes)
+                yield self.row(f"{label}, plain loop, batch {best}, float32", reference, reference)
+            yield from self.our_rows(label, attack, precision, reference)
 
-            def work(u: Tensor, v: Tensor, fast: RandomizedEnsemble = fast) -> Tensor:
-                return attack(fast, u, v, self.ball)
+    def our_rows(self, label: str, attack: Attack, precision: str, reference: float | None) -> Iterator[RowResult]:
+        first, later, more = self.two_calls(attack, precision)
+        if self.trained and label == "ARC" and precision != "tf32":
+            more.insert(0, robust_accuracy(self.ensemble, attack, self.x, self.y, self.ball, precision))
+        yield self.row(f"{label} {precision}, first call", first, reference)
+        yield self.row(f"{label} {precision}", later, reference, *more)
 
-            first, later = self.timed(work, len(self.x)), self.timed(work, len(self.x))
-            more = [Figure("forward", passes.forward / 2, unit="passes")]
-            more.append(Figure("backward", passes.backward / 2, unit="passes"))
-            if self.name in TRAINED and label == "ARC":
-                more.insert(0, robust_accuracy(self.ensemble, attack, self.x, self.y, self.ball, precision))
-            yield self.row(f"{label} {precision}, first call", first, best)
-            yield self.row(f"{label} {precision}", later, best, *more)
-            del fast
-            torch.cuda.empty_cache() if self.x.is_cuda else None
+    def two_calls(self, attack: Attack, precision: str) -> tuple[float, float, list[Figure]]:
+        """Seconds of the first and of a later call on accelerated members, their passes and peak memory."""
+        before = self._reset_memory()
+        fast, passes = counted(accelerate(self.ensemble, precision))
+
+        def work(u: Tensor, v: Tensor) -> Tensor:
+            return attack(fast, u, v, self.ball)
+
+        first, later = self.timed(work, len(self.x)), self.timed(work, len(self.x))
+        counts = {"forward": passes.forward, "backward": passes.backward}
+        figures = [Figure(name, count / 2, unit="passes") for name, count in counts.items()]
+        if self.x.is_cuda:
+            figures.append(Figure("memory", (torch.cuda.max_memory_allocated() - before) / self.one_pass, unit="x"))
+        return first, later, figures
+
+    def _reset_memory(self) -> int:
+        """Bytes in use now; the peak is counted from here."""
+        if not self.x.is_cuda:
+            return 0
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+
+    @cached_property
+    def one_pass(self) -> int:
+        """Peak bytes of one forward and backward pass of a plain member on the batch."""
+        before = self._reset_memory()
+        u = self.x.clone().requires_grad_()
+        torch.autograd.grad(self.ensemble.members[0](u).sum(), u)
+        return torch.cuda.max_memory_allocated() - before
 
 
 @measured_item(

@@ -13,7 +13,7 @@ MODULES = (
     *("paper.items.tables", "paper.items.figures", "paper.items.head_to_head", "paper.items.quoted"),
     *("paper.items.autoattack", "paper.items.gallery", "paper.items.certificates"),
     *("paper.bench.throughput", "paper.bench.attacks", "paper.bench.networks", "paper.bench.scaling"),
-    "paper.bench.training",
+    *("paper.bench.command", "paper.bench.training"),
 )
 for name in MODULES:
     import_module(name)

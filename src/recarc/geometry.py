@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from recarc.errors import InputError
@@ -35,13 +36,22 @@ def total(v: Tensor) -> Tensor:
     v = v.flatten(1)
     if not (v.is_cuda or v.shape[1] >= LONG):
         return v.sum(1)
-    while v.shape[1] > 1:
-        half, odd = divmod(v.shape[1], 2)
-        halves = v[:, :half] + v[:, half : 2 * half]
-        if odd:
-            halves[:, 0] += v[:, -1]
-        v = halves
-    return v[:, 0].clone() if v.shape[1] else v.sum(1)
+    if not v.is_floating_point() or v.shape[1] < 2 or not len(v):
+        return v.sum(1)
+    columns = _pool(v, _fold(v.shape[1]))
+    return _pool(columns, columns.shape[1])[:, 0]
+
+
+def _pool(v: Tensor, rows: int) -> Tensor:
+    """The column sums of each sample's values, written in this many rows; each is added up by one thread, in order."""
+    v = F.pad(v, (0, -v.shape[1] % rows)) if v.shape[1] % rows else v
+    return F.avg_pool2d(v.view(len(v), 1, rows, -1), (rows, 1), divisor_override=1).flatten(1)
+
+
+def _fold(count: int) -> int:
+    """About the root of `count`, a divisor of it if there is one nearby."""
+    root = math.isqrt(count)
+    return next((rows for rows in range(root, root // 2, -1) if count % rows == 0), root)
 
 
 def running_total(v: Tensor) -> Tensor:
@@ -105,8 +115,10 @@ class Norm:
             index = flat.abs().argmax(1, keepdim=True)
             d = torch.zeros_like(flat).scatter_(1, index, flat.gather(1, index).sign())
             return d.reshape(w.shape)
-        scale = flat.abs().amax(1, keepdim=True)
-        r = flat.abs() / torch.where(scale > 0, scale, 1)  # in [0, 1]: no overflow, no underflow of the sum
+        r = flat / _largest(flat)[:, None]  # in [-1, 1]: no overflow, no underflow of the sum
+        if self.p == 2:
+            return (r / total(r.square()).clamp(min=torch.finfo(r.dtype).tiny).sqrt()[:, None]).reshape(w.shape)
+        r = r.abs()
         length = total(r.pow(self.q))[:, None]
         d = r.pow(self.q - 1) * flat.sign() / torch.where(length > 0, length, 1).pow((self.q - 1) / self.q)
         return d.reshape(w.shape)
@@ -114,12 +126,12 @@ class Norm:
     def distance(self, w: Tensor, h: Tensor) -> Tensor:
         """Signed lp distance h / ||w||_q to the hyper-plane {u: <w, u - x> + h = 0} (Lemma A.1); inf where w is 0."""
         length = self.dual(w)
-        return torch.where(length > 0, h.to(length.dtype) / torch.where(length > 0, length, 1), math.inf)
+        return torch.where(length > 0, h.to(length.dtype) / length, math.inf)
 
     def scale_to(self, v: Tensor, radius: Tensor) -> Tensor:
         """v scaled to ||v||_p = radius (B,); 0 stays 0."""
         length = self.norm(v)
-        return v * per_sample(torch.where(length > 0, radius / torch.where(length > 0, length, 1), 0), v)
+        return v * per_sample(torch.where(length > 0, radius / length, 0), v)
 
 
 def _parse_p(p: float | str) -> float:
@@ -142,13 +154,20 @@ def _vector_norm(v: Tensor, p: float) -> Tensor:
         return flat.abs().amax(1)
     if p == 1:
         return _plain_norm(flat, 1)
-    scale = flat.abs().amax(1)
-    return _plain_norm(flat / torch.where(scale > 0, scale, 1)[:, None], p) * scale
+    scale = _largest(flat)
+    return _plain_norm(flat / scale[:, None], p) * scale
+
+
+def _largest(flat: Tensor) -> Tensor:
+    """The largest absolute value of each sample, to divide by: not quite 0 where all are 0."""
+    return flat.abs().amax(1).clamp(min=torch.finfo(flat.dtype).tiny)
 
 
 def _plain_norm(flat: Tensor, p: float) -> Tensor:
     if flat.is_cuda or flat.shape[1] >= LONG:
-        return total(flat.abs().pow(p)).pow(1 / p)
+        if p == 1:
+            return total(flat.abs())
+        return total(flat.square()).sqrt() if p == 2 else total(flat.abs().pow(p)).pow(1 / p)
     return torch.linalg.vector_norm(flat, p, dim=1)
 
 

@@ -92,13 +92,13 @@ def check_precision(precision: str, device: torch.device, known: Collection[str]
 
 
 @contextmanager
-def in_precision(precision: str, device: torch.device) -> Iterator[None]:
-    """Run kernels in this precision, without trying them out first: that takes seconds and gains a tenth."""
+def in_precision(precision: str, device: torch.device, tuned: bool = False) -> Iterator[None]:
+    """Run kernels in this precision; `tuned`: try them out first, which takes seconds and rarely gains a tenth."""
     with ExitStack() as stack:
         if precision in AUTOCAST:
             stack.enter_context(torch.autocast(device.type, AUTOCAST[precision]))
         exact = precision not in COARSE
-        stack.enter_context(kernel_settings(device, tf32=not exact, benchmark=False))
+        stack.enter_context(kernel_settings(device, tf32=not exact, benchmark=tuned))
         yield
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,21 @@ def test_records_do_not_depend_on_the_batch_size(attack: Any, norm: str, eps: fl
         inputs = [file.read_bytes() for file in sorted(run.glob("*.safetensors"))]
         found.append((records_of(run), inputs))
     assert found[0] == found[1]
+
+
+def test_records_do_not_depend_on_batches_that_span_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU with much memory; costs are shared out, and a run that stopped within a shard goes on."""
+    ensemble, data = problem()
+    settings: dict[str, Any] = {"shard_size": 16, "save_inputs": True, "progress": False}
+    plain = evaluate(ensemble, QUICK, data, BALL, out=tmp_path / "a", **settings)
+    monkeypatch.setattr("recarc.evaluation.prepare.default_batch", lambda *_: 40)
+    done: list[int] = []
+    follower = SimpleNamespace(shard_done=lambda shard: done.append(shard.samples))
+    joint = evaluate(ensemble, QUICK, data, BALL, out=tmp_path / "b", callbacks=[follower], **settings)
+    assert records_of(tmp_path / "a") == records_of(tmp_path / "b")
+    inputs = [[file.read_bytes() for file in sorted((tmp_path / run).glob("*.safetensors"))] for run in ("a", "b")]
+    assert inputs[0] == inputs[1] and done == [16, 16, 8]
+    assert (joint.forward_passes, joint.backward_passes) == (plain.forward_passes, plain.backward_passes)
 
 
 def test_inputs_are_saved_in_float32_and_judge_the_same(tmp_path: Path) -> None:

@@ -196,6 +196,39 @@ def test_tiles_that_are_captured_give_the_same(one_size: bool, monkeypatch: pyte
     assert set(Recorded.made[3:]) == ({(64, True)} if one_size else {(16, False)})
 
 
+@pytest.mark.parametrize("one_size", [False, True])
+def test_gradients_of_few_images_are_found_side_by_side(one_size: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recarc.fast.fast_member.CapturedTile", Recorded)
+    pulled: list[int] = []
+    pull_back = Recorded.pull_back
+    monkeypatch.setattr(Recorded, "pull_back", lambda tile, c: pulled.append(len(c)) or pull_back(tile, c))
+    net, x = convolutional(0, torch.float64), points(40, 2, 4, 4)
+    fast = FastMember(net, FastSettings("float32", graphs=True, tile=64, one_size=one_size))
+    for count, expected in ((3, 4 * [3]), (3, [12]), (40, 4 * [40] if one_size else 4 * [32, 8]), (2, [8])):
+        pulled.clear()
+        found, plane = (nearest_plane(m, x[:count], Ball(2, 1).norm, label=None, planes=4) for m in (fast, net))
+        torch.testing.assert_close(found, plane)
+        assert pulled == expected
+
+
+def test_tiles_are_halved_until_the_place_of_an_image_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with kernels that share the last part of a large batch out differently."""
+
+    class Placed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = x.flatten(1)[:, :3]
+            if len(x) > 64:  # cannot be traced
+                out = out * (1 + 1e-6 * (torch.arange(len(x)) == 0)[:, None])
+            return out
+
+    fast = FastMember(Placed(), FastSettings(graphs=False, tile=256, one_size=True))
+    x = torch.rand(40, 2, 4, 4)
+    assert fast.sizes(x) == (256,)  # on a CPU tiles are small, and nobody looks
+    fast.may_capture = True
+    assert fast.sizes(x) == (64,)
+    assert [size for _, size in fast.parts(torch.rand(100, 2, 4, 4))] == [64, 64]
+
+
 def test_a_member_that_answers_at_random_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     class Drawing(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

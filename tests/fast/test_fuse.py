@@ -78,6 +78,9 @@ def test_every_convolution_can_be_fused(arch: str, options: dict[str, str], bloc
     fused = fuse_blocks(folded_copy(net), dtype=torch.float64, every=True)
     found = [m for m in fused.modules() if isinstance(m, FusedBlock)]
     assert len(found) == blocks
+    if arch == "resnet20":  # the last block is read by the pooling; the shortcuts have no ReLU
+        assert sum(block.masked_by_readers for block in found) == 9
+        assert sum(block.masks_input for block in found) == 11
     assert not [m for m in fused.modules() if isinstance(m, nn.Conv2d)]
     for block in found:
         block.out_dtype = torch.float64
@@ -319,3 +322,30 @@ def test_a_resnet20_in_float16_is_fused_whole_and_close_to_float32() -> None:
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, exact, rtol=5e-3, atol=5e-3)
     assert float((gradient - slope).norm() / slope.norm()) < 0.15  # signs of a few activations near zero
+
+
+class Attentive(nn.Module):
+    """Linear layers all the way, as in a transformer; the one that makes the logits is defined first."""
+
+    def __init__(self, traceable: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.traceable = traceable
+        self.head = nn.Linear(6, 5)
+        self.embed, self.mix, self.out = nn.Linear(12, 6), nn.Linear(6, 6), nn.Linear(6, 6 if traceable else 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.traceable:
+            return self.out(self.mix(self.embed(x.flatten(1)))) if bool((x > -1).all()) else x
+        h = self.embed(x.flatten(1))
+        h = h + self.out(torch.relu(self.mix(h)))
+        return self.head(h).clamp(-9, 9)
+
+
+@pytest.mark.parametrize(("traceable", "heads"), [(True, {"head"}), (False, {"head", "out"})])
+def test_only_the_layers_that_make_the_logits_stay_in_float32(traceable: bool, heads: set[str]) -> None:
+    net = in_search_precision(Attentive(traceable).eval(), "float16", fuse=False)
+    found = {name for name, module in net.named_children() if type(module).__name__ == "_Float32Linear"}
+    assert found == heads
+    others = [m.weight.dtype for m in net.children() if isinstance(m, nn.Linear)]
+    assert others and set(others) == {torch.float16}

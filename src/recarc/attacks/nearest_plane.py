@@ -13,7 +13,7 @@ from recarc.attacks.base import differentiate
 from recarc.ensemble import Member
 from recarc.geometry import Norm, per_sample, total, working_dtype
 
-PullBack = Callable[[Tensor, bool], Tensor]
+PullBack = Callable[[Tensor, bool], Tensor]  # weights (k, B, C), whether more will follow -> (k, B, ...)
 AT_ONCE = 2**23  # numbers of gradients that are compared at once: many small ones in few operations
 
 
@@ -48,7 +48,7 @@ def nearest_plane(
     at_once = max(1, AT_ONCE // max(1, x.numel()))
     for start in range(0, len(h), at_once):
         some = range(start, min(start + at_once, len(h)))
-        w = torch.stack([pull_back(difference[j], j + 1 < len(h)) for j in some])
+        w = pull_back(difference[some.start : some.stop], some.stop < len(h))
         w = w.to(w_best.dtype).nan_to_num_(nan=0.0)
         zeta = distance = _distances(norm, w, h[some.start : some.stop])
         if offset is not None:
@@ -64,7 +64,7 @@ def nearest_plane(
 
 
 def linearised(member: Member, x: Tensor) -> tuple[Tensor, PullBack]:
-    """Logits at x, and a function of weights (B, C) for the gradient of <weights, logits> in x.
+    """Logits at x, and a function of weights (k, B, C) for the k gradients of <weights, logits> in x.
 
     The function is told whether it will be called again. An accelerated member brings its own `linearised`.
     """
@@ -80,8 +80,8 @@ def by_autograd(member: Member, x: Tensor) -> tuple[Tensor, PullBack]:
 
     def pull_back(weights: Tensor, again: bool) -> Tensor:
         with torch.enable_grad():
-            value = (logits * weights).sum()
-        return differentiate(value, x, again)
+            values = [(logits * each).sum() for each in weights]
+        return torch.stack([differentiate(v, x, again or j + 1 < len(values)) for j, v in enumerate(values)])
 
     return logits.detach(), pull_back
 

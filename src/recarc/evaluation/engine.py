@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from recarc.evaluation.judge import judge
 from recarc.evaluation.masking import Signal, left_rows, probe_rows
 from recarc.evaluation.prepare import Prepared, Settings, prepare
 from recarc.evaluation.progress import Progress, Shard, notify, progress_bar
-from recarc.evaluation.records import Records, joined
+from recarc.evaluation.records import Records, joined, taken
 from recarc.evaluation.result import Evaluation
 from recarc.evaluation.resume import check_rank, create_or_resume, masked_in, saved_configuration, shards_to_do
 from recarc.evaluation.run_folder import RunFolder, interruptible, locked
@@ -157,38 +158,57 @@ class _Process:
         notify(self.callbacks, "run_started", self.prepared.config, folder.samples, len(todo))
 
     def attack_and_judge(self, folder: RunFolder, shards: list[int]) -> None:
-        """Each of these shards: attack and judge its samples, then commit the records."""
-        passes = self.prepared.passes
+        """Attack and judge the samples of these shards, batch by batch; a shard is committed once it is whole.
+
+        A batch may span shards: the fewer batches, the fewer times a device waits for the last samples of one.
+        """
+        passes, waiting = self.prepared.passes, list(shards)
         version = {key: self.environment[key] for key in ("recarc", "commit")}
         total = sum(len(folder.rows_of(k)) for k in shards)
         with progress_bar(total, self.progress, passes, self.ranks) as progress:
-            for k in shards:
-                shard = _Shard(folder, k, passes, version)
-                self._finish(shard, progress)
-                if self.callbacks:
-                    part = Evaluation(joined(shard.parts), self.prepared.members.alpha.numpy())
-                    done = Shard(k, len(part), part.clean_accuracy, part.robust_accuracy, shard.seconds)
-                    notify(self.callbacks, "shard_done", done)
+            begun: list[_Shard] = []
+            while waiting or begun:
+                while waiting and sum(len(shard.missing) for shard in begun) < self.batch_size:
+                    begun.append(_Shard(folder, waiting.pop(0), version))
+                    for records in begun[-1].parts:
+                        progress.advance(len(records), self._score(records))
+                self._attack_batch(begun, progress)
+                for shard in begun:
+                    if not len(shard.missing):
+                        self._report(shard)
+                begun = [shard for shard in begun if len(shard.missing)]
 
-    def _finish(self, shard: _Shard, progress: Progress) -> None:
-        """Attack the rest of a shard, batch by batch; a batch that does not fit into memory is halved."""
-        passes = self.prepared.passes
-        for records in shard.parts:
-            progress.advance(len(records), self._score(records))
-        while len(index := shard.missing):
-            rows, start = index[: self.batch_size], time.perf_counter()
-            before = Passes(passes.forward, passes.backward)
-            try:
-                records, inputs = self._judged(rows)
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not _out_of_memory(error):
-                    raise
-                passes.forward, passes.backward = before.forward, before.backward
-                self._halve_batch(len(rows))
-                continue
-            shard.add(records, inputs)
-            progress.advance(len(rows), self._score(records))
-            self._fit_batch(len(rows), time.perf_counter() - start)
+    def _report(self, shard: _Shard) -> None:
+        if self.callbacks:
+            part = Evaluation(joined(shard.parts), self.prepared.members.alpha.numpy())
+            done = Shard(shard.k, len(part), part.clean_accuracy, part.robust_accuracy, shard.cost.seconds)
+            notify(self.callbacks, "shard_done", done)
+
+    def _attack_batch(self, shards: list[_Shard], progress: Progress) -> None:
+        """Attack the next samples of these shards; a batch that does not fit into memory is halved."""
+        passes, start = self.prepared.passes, time.perf_counter()
+        before = Passes(passes.forward, passes.backward)
+        rows = np.concatenate([shard.missing for shard in shards])[: self.batch_size]
+        if not len(rows):
+            return
+        try:
+            records, inputs = self._judged(rows)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
+            passes.forward, passes.backward = before.forward, before.backward
+            self._halve_batch(len(rows))
+            return
+        seconds = time.perf_counter() - start
+        cost = _Cost(seconds, passes.forward - before.forward, passes.backward - before.backward)
+        first = 0
+        for shard in shards:
+            own = range(first, min(first + len(shard.missing), len(rows)))
+            if own:
+                shard.add(taken(records, own), [x[own.start : own.stop] for x in inputs], cost.share(own, len(rows)))
+            first = own.stop
+        progress.advance(len(rows), self._score(records))
+        self._fit_batch(len(rows), seconds)
 
     def _fit_batch(self, count: int, seconds: float) -> None:
         """On a CPU, as many samples at a time as take no longer than LONG."""
@@ -263,37 +283,49 @@ class _Process:
                 time.sleep(1)
 
 
+@dataclass(frozen=True)
+class _Cost:
+    """What samples cost: seconds, and passes of the attack."""
+
+    seconds: float = 0.0
+    forward: int = 0
+    backward: int = 0
+
+    def __add__(self, other: _Cost) -> _Cost:
+        return _Cost(self.seconds + other.seconds, self.forward + other.forward, self.backward + other.backward)
+
+    def share(self, rows: range, of: int) -> _Cost:
+        """Of these rows of a batch; the shares of all its rows add up to the whole."""
+        forward, backward = (n * rows.stop // of - n * rows.start // of for n in (self.forward, self.backward))
+        return _Cost(self.seconds * len(rows) / of, forward, backward)
+
+
 class _Shard:
     """A shard under way: what is done of it, also before an interruption, and when that was last written."""
 
-    def __init__(self, folder: RunFolder, k: int, passes: Passes, version: dict[str, Any]) -> None:
-        self.folder, self.k, self.passes, self.version = folder, k, passes, version
+    def __init__(self, folder: RunFolder, k: int, version: dict[str, Any]) -> None:
+        self.folder, self.k, self.version = folder, k, version
         found = folder.begun(k)
         self.parts: list[Records] = [] if found is None else [found[0]]
         self.inputs: list[Tensor] = [] if found is None or found[2] is None else [load(found[2])["x_adv"]]
         cost = {} if found is None else found[1]
-        passes.forward, passes.backward = int(cost.get("forward", 0)), int(cost.get("backward", 0))
-        self.earlier, self.started = float(cost.get("seconds", 0.0)), time.perf_counter()
-        self.kept = self.started
+        self.cost = _Cost(float(cost.get("seconds", 0.0)), int(cost.get("forward", 0)), int(cost.get("backward", 0)))
+        self.kept = time.perf_counter()
 
     @property
     def missing(self) -> np.ndarray:
         """The samples that are still to be attacked."""
         return np.array(self.folder.rows_of(self.k)[sum(map(len, self.parts)) :])
 
-    @property
-    def seconds(self) -> float:
-        return self.earlier + time.perf_counter() - self.started
-
-    def add(self, records: Records, inputs: Sequence[Tensor]) -> None:
-        """One more batch; written if it is the last, or if much would be lost."""
+    def add(self, records: Records, inputs: Sequence[Tensor], cost: _Cost) -> None:
+        """One more batch, or its part in this shard; written if it is the last, or if much would be lost."""
         self.parts.append(records)
+        self.cost += cost
         if self.folder.configuration["save_inputs"]:
             self.inputs.append(torch.stack(list(inputs), dim=1).cpu())
         if not len(self.missing) or (time.perf_counter() - self.kept > KEEP_AFTER and not self.folder.temporary):
-            cost = {"seconds": self.seconds, "forward": self.passes.forward, "backward": self.passes.backward}
             saved = save({"x_adv": torch.cat(self.inputs).contiguous()}) if self.inputs else None
-            self.folder.commit(self.k, joined(self.parts), {**cost, **self.version}, saved)
+            self.folder.commit(self.k, joined(self.parts), {**asdict(self.cost), **self.version}, saved)
             self.kept = time.perf_counter()
 
 

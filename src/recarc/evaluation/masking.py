@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -199,9 +200,9 @@ class Probe:
                 "gradients_incomplete": self.incomplete(),
                 "margin_jumps": self.jumping(),
                 "covering_ball_survived": self.surviving(),
-                "larger_ball_harder": (lowest < 0) & (self.descended(_larger(self.ball)) >= 0),
+                "larger_ball_harder": self.withstanding(_larger(self.ball), lowest < 0),
             }
-        return signs | {"random_beats_gradients": self.searched() < lowest - BEATEN * self.margin(self.x)}
+        return signs | {"random_beats_gradients": self.searched() < lowest - BEATEN * self.at_x[0]}
 
     def margin(self, u: Tensor) -> Tensor:
         return margin(self.member(u), self.y)
@@ -214,32 +215,39 @@ class Probe:
             gradient = differentiate(-value.sum(), leaf)
         return value.detach(), gradient.nan_to_num(nan=0.0)
 
+    @cached_property
+    def at_x(self) -> tuple[Tensor, Tensor]:
+        """The margin at the clean points, and minus its gradient."""
+        return self.descent(self.x)
+
+    @cached_property
     def noise(self) -> Tensor:
         """(B,) differences of the margin up to which nothing can be told: a margin rounds as its two logits do."""
         dtype, logits = dtype_of(self.member) or self.x.dtype, self.member(self.x)
         own = logits.gather(1, self.y[:, None])[:, 0]
         return ROUNDING * torch.finfo(dtype).eps * torch.maximum(own.abs(), (own - margin(logits, self.y)).abs())
 
-    def places(self) -> tuple[Tensor, Tensor]:
-        """Where slopes are measured: the clean points and random ones of the ball."""
-        return self.x, self.ball.move(self.x, self.ball.random_start(self.x, SEED))
+    @cached_property
+    def random_place(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Random points of the ball, the margin there, and minus its gradient."""
+        u = self.ball.move(self.x, self.ball.random_start(self.x, SEED))
+        return u, *self.descent(u)
 
     def rounded(self) -> Tensor:
         """(B,) samples where rounding hides what the smallest step down a gradient other than 0 does."""
-        slope = self.descent(self.x)[1]
+        slope = self.at_x[1]
         step = _clipped(self.x + _step(self.ball.norm, slope, min(SCALES) * self.ball.radius(self.x)), self.ball)
         predicted = total((step - self.x) * slope)
-        return (predicted > 0) & (predicted <= self.noise())
+        return (predicted > 0) & (predicted <= self.noise)
 
     def disagreeing(self) -> Tensor:
         """(B,) samples at which a step down the gradient does too little or too much.
 
         Of all scales, from the clean point and from a random one of the ball: where the most samples show it.
         """
-        x, ball, noise = self.x, self.ball, self.noise()
+        x, ball, noise = self.x, self.ball, self.noise
         masks = []
-        for u in self.places():
-            before, slope = self.descent(u)
+        for u, before, slope in ((x, *self.at_x), self.random_place):
             for scale, least in SCALES.items():
                 v = _clipped(u + _step(ball.norm, slope, scale * ball.radius(x)), ball)
                 predicted, decrease = total((v - u) * slope), before - self.margin(v)
@@ -252,18 +260,19 @@ class Probe:
         A gradient of half of a network leads down, too, but past what the other half does. From random points of the
         ball, as a mask may be off at clean ones.
         """
-        x, ball, keys, noise = self.x, self.ball, sample_keys(self.x, SEED), self.noise()
-        u = self.places()[1]
-        before, slope = self.descent(u)
+        x, ball, keys, noise = self.x, self.ball, sample_keys(self.x, SEED), self.noise
+        u, before, slope = self.random_place
+        random = [uniform(keys, x[0].numel(), stream=QUERIES + k).reshape(x.shape) for k in range(DIRECTIONS)]
+        signs = torch.where(torch.cat(random) < 0.5, -1.0, 1.0).to(x.dtype)
+        radius, start = ball.radius(x).repeat(DIRECTIONS), u.repeat(DIRECTIONS, *(1,) * (u.dim() - 1))
         missed = torch.ones_like(self.y, dtype=torch.bool)
         for scale in SCALES:
+            v = _clipped(start + ball.norm.scale_to(signs, scale * radius), ball)
+            reached = margin(self.member(v), self.y.repeat(DIRECTIONS))
             wrong, changes = torch.zeros_like(before), torch.zeros_like(before)
-            for k in range(DIRECTIONS):
-                random = uniform(keys, x[0].numel(), stream=QUERIES + k).reshape(x.shape)
-                signs = torch.where(random < 0.5, -1.0, 1.0).to(x.dtype)
-                v = _clipped(u + ball.norm.scale_to(signs, scale * ball.radius(x)), ball)
-                change = before - self.margin(v)
-                wrong, changes = wrong + (change - total((v - u) * slope)) ** 2, changes + change**2
+            for step, value in zip((v - start).chunk(DIRECTIONS), reached.chunk(DIRECTIONS)):
+                change = before - value
+                wrong, changes = wrong + (change - total(step * slope)) ** 2, changes + change**2
             missed &= wrong > UNEXPLAINED * changes + DIRECTIONS * noise**2
         return missed
 
@@ -278,7 +287,7 @@ class Probe:
             right = per_sample(self.margin(middle) >= 0, middle)
             inside, outside = torch.where(right, middle, inside), torch.where(right, outside, middle)
         jump = self.margin(inside) - self.margin(outside)
-        return (self.y != self.y[other]) & (jump > BEATEN * self.margin(self.x) + self.noise())
+        return (self.y != self.y[other]) & (jump > BEATEN * self.at_x[0] + self.noise)
 
     def descended(self, ball: Ball) -> Tensor:
         """(B,) the lowest margin that a few steps down the gradient reach in this ball."""
@@ -290,12 +299,25 @@ class Probe:
             delta = ball.project(delta + _step(ball.norm, slope, ball.radius(x) / 4), x)
         return lowest
 
+    def withstanding(self, ball: Ball, among: Tensor) -> Tensor:
+        """(B,) which of the samples `among` the same steps do not fool in this ball; who is fooled leaves early."""
+        left, delta = among.nonzero()[:, 0], torch.zeros_like(self.x)
+        for _ in range(STEPS + 1):
+            if not len(left):
+                break
+            part = Probe(self.member, self.x[left], self.y[left], ball.take(left))
+            value, slope = part.descent(part.ball.move(part.x, delta[left]))
+            step = _step(ball.norm, slope, part.ball.radius(part.x) / 4)
+            delta[left] = part.ball.project(delta[left] + step, part.x)
+            left = left[value >= 0]
+        return torch.zeros_like(among).index_fill(0, left, True)
+
     def surviving(self) -> Tensor:
         """(B,) samples not fooled although the whole box is allowed: every image of another class would fool."""
         box = self.ball.box
         if box is None or len(self.y.unique()) < 2:
             return torch.zeros_like(self.y, dtype=torch.bool)
-        return self.descended(Ball("linf", box[1] - box[0], box)) >= 0
+        return self.withstanding(Ball("linf", box[1] - box[0], box), torch.ones_like(self.y, dtype=torch.bool))
 
     def searched(self) -> Tensor:
         """(B,) the lowest margin of a random search: stripes, then ever smaller squares, kept where they help."""

@@ -31,6 +31,7 @@ FIRST = 16  # samples on which members are tried
 PEERS = ("autoattack", "foolbox", "torchattacks")  # packages with a `stage` in recarc.adapters
 OWN = "as the members"
 SHORT = 2e9  # floating-point operations after which a CPU should have a tile done: an attack calls members 1,000 times
+TILES, ROOM = 16, 32 * 2**30  # of a batch that spans shards: tiles, and bytes of a GPU's memory for each shard
 LARGE = 10_000  # numbers in an image; a few dozen images larger than this fill a GPU, and its memory
 
 
@@ -135,7 +136,9 @@ def prepare(
         passes=passes,
         device=device,
         classes=logits.shape[-1],
-        batch_size=min(_size("batch_size", settings.batch_size, shard), shard),
+        batch_size=default_batch(device, shard, attack_tile)
+        if settings.batch_size == "auto"
+        else min(_size("batch_size", settings.batch_size, shard), shard),
         smallest_batch=min(attack_tile, shard),
         config=configuration(ensemble, attack, samples, ball, logits, **fixed, save_inputs=settings.save_inputs),
         first_logits=FirstLogits.of(ensemble, logits, repeated),
@@ -268,6 +271,14 @@ def search_tile(device: torch.device, x: Tensor, tile: int, count: int) -> int:
     if device.type != "cuda" or x[0].numel() > LARGE:
         return tile
     return max(tile, min(TILE["cuda"], -(-count // tile) * tile))
+
+
+def default_batch(device: torch.device, shard: int, tile: int) -> int:
+    """A shard; several on a GPU with room for them, if the members are so small that they take large tiles."""
+    if device.type != "cuda":
+        return shard
+    room = torch.cuda.get_device_properties(device).total_memory // ROOM
+    return max(shard, min(TILES * tile, room * shard))
 
 
 def default_shard(device: torch.device, x: Tensor) -> int:

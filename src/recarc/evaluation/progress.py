@@ -98,7 +98,7 @@ def _in_log(progress: Progress, passes: Passes) -> Iterator[None]:
 
     def line() -> None:
         minutes = (time.monotonic() - start) / 60
-        counted = f"{passes.forward:,} passes in this shard"
+        counted = f"{passes.forward:,} passes"
         print(f"{progress.text()}; {counted}, {minutes:.0f} min", file=sys.stderr, flush=True)
 
     with _repeated(line, EVERY):

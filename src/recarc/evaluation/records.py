@@ -85,16 +85,21 @@ def to_parquet(records: Records) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def rows(array: np.ndarray, kind: object) -> pa.Array:
+    def column(array: np.ndarray, kind: Any) -> pa.Array:
+        """From the bytes themselves: `pa.array` would import pandas, if it is installed, to ask whether this is its."""
+        values = np.ascontiguousarray(array, dtype=kind.to_pandas_dtype())
+        return pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values.data)])
+
+    def rows(array: np.ndarray, kind: Any) -> pa.Array:
         """A list column from (..., n): all values of a sample, the first axis slowest."""
-        flat = np.ascontiguousarray(np.moveaxis(array, -1, 0)).reshape(array.shape[-1], -1)
+        flat = np.moveaxis(array, -1, 0).reshape(array.shape[-1], -1)
         offsets = np.arange(len(flat) + 1, dtype=np.int32) * flat.shape[1]
-        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat.reshape(-1), type=kind))
+        return pa.ListArray.from_arrays(column(offsets, pa.int32()), column(flat.reshape(-1), kind))
 
     components, members, n = records.adversarial.shape
     columns = {
-        "index": pa.array(records.index, type=pa.int64()),
-        "label": pa.array(records.labels, type=pa.int16()),
+        "index": column(records.index, pa.int64()),
+        "label": column(records.labels, pa.int16()),
         "clean": rows(records.clean, pa.int16()),
         "adversarial": rows(records.adversarial, pa.int16()),
         "weight": rows(np.repeat(records.weights[:, None], n, axis=1), pa.float64()),
@@ -105,7 +110,7 @@ def to_parquet(records: Records) -> bytes:
     if records.alone is not None:
         columns["alone"] = rows(records.alone.astype(np.int8), pa.int8())
     if records.decided_by is not None:
-        columns["decided_by"] = pa.array(records.decided_by, type=pa.int16())
+        columns["decided_by"] = column(records.decided_by, pa.int16())
     if records.challenged is not None:
         columns["challenged"] = rows(records.challenged, pa.int8())
     if records.excluded is not None:
@@ -124,14 +129,19 @@ def from_parquet(data: bytes) -> Records:
 
     try:
         check_pages(data, pq.read_metadata(io.BytesIO(data)))
-        table = pq.read_table(io.BytesIO(data))
+        table = pq.ParquetFile(io.BytesIO(data)).read()  # `read_table` imports pandas, if it is installed
         layout = json.loads(table.schema.metadata[b"recarc"])
         members, components, n = int(layout["members"]), int(layout["components"]), table.num_rows
 
         def flat(name: str, dtype: type, *shape: int) -> np.ndarray:
             column = table.column(name).combine_chunks()
             values = column.flatten() if pa.types.is_list(column.type) else column
-            array = values.to_numpy(zero_copy_only=False).astype(dtype).reshape(n, *shape)
+            values = values.cast(pa.from_numpy_dtype(dtype))
+            if values.null_count:
+                raise ValueError(f"{name} has missing values")
+            buffer = values.buffers()[1] or b""  # and not `to_numpy`, which would import pandas, if it is installed
+            start = values.offset * np.dtype(dtype).itemsize
+            array: np.ndarray = np.frombuffer(buffer, dtype, len(values), start).reshape(n, *shape)
             return np.ascontiguousarray(np.moveaxis(array, 0, -1))  # or means would be rounded in another order
 
         names = table.column_names

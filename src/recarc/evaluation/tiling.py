@@ -63,7 +63,7 @@ class TiledMember(nn.Module):
         logits, pull_back = own(x)
 
         def counted(weights: Tensor, again: bool) -> Tensor:
-            self._count_backward(len(x))
+            self._count_backward(len(weights) * len(x))
             return pull_back(weights, again)
 
         return logits, counted

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
 
 from recarc.errors import InputError, first_line
+from recarc.fast.choice import FIXED, Way
 from recarc.fast.fold import fold_batch_norm, trace
 from recarc.fast.fuse import Convolve, FusedBlock, fuse_blocks
 from recarc.fast.match import FEW_CHANNELS
@@ -33,14 +34,14 @@ def folded_copy(member: nn.Module) -> nn.Module:
     return folded
 
 
-def in_search_precision(folded: nn.Module, precision: str, fuse: bool = True) -> nn.Module:
+def in_search_precision(folded: nn.Module, precision: str, fuse: bool = True, way: Way = FIXED) -> nn.Module:
     """A copy to be run under `runtime.in_precision(precision)`; float16 with fused convolutions where possible."""
     net = copy.deepcopy(folded) if precision == "float32" else copy.deepcopy(folded).float()
     if precision == "float16":
         net = fuse_if_possible(net, torch.float16, every=True) if fuse else net
         net = _with_float32_logits(net, row_by_row=is_fully_fused(net))
         _scale_instead_of_norm(net)
-    if any(p.dim() == 4 for p in net.parameters()):
+    if way.channels_last and any(p.dim() == 4 for p in net.parameters()):
         net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if precision in AUTOCAST:
         for module in net.modules():
@@ -169,9 +170,28 @@ def _row_sums(products: Tensor) -> Tensor:
 
 
 def _with_float32_logits(net: nn.Module, row_by_row: bool = False) -> nn.Module:
+    """Its last linear layers in float32; with `row_by_row` all of them, or their rounding would depend on the batch."""
     if isinstance(net, nn.Linear):
         return _Float32Linear(net, row_by_row)
-    for name, module in list(net.named_modules()):
-        if isinstance(module, nn.Linear):
-            net.set_submodule(name, _Float32Linear(module, row_by_row))
+    linear = {name: module for name, module in net.named_modules() if isinstance(module, nn.Linear)}
+    for name in linear if row_by_row else _heads(net, linear):
+        net.set_submodule(name, _Float32Linear(linear[name], row_by_row))
     return net
+
+
+def _heads(net: nn.Module, linear: dict[str, nn.Linear]) -> set[str]:
+    """Names of the linear layers that no other layer with weights follows; untraced, of those as wide as the last."""
+    if not linear:
+        return set()
+    try:
+        graph = net.graph if isinstance(net, fx.GraphModule) else trace(net)
+    except InputError:
+        width = list(linear.values())[-1].out_features
+        return {name for name, layer in linear.items() if layer.out_features == width}
+    weighted = {name for name, module in net.named_modules() if isinstance(module, nn.Conv2d | nn.Linear | FusedBlock)}
+    followed: set[fx.Node] = set()  # what a layer with weights reads, directly or not
+    for node in reversed(list(graph.nodes)):
+        reads_on = node.op == "call_module" and node.target in weighted
+        if reads_on or node in followed:
+            followed.update(node.all_input_nodes)
+    return {str(n.target) for n in graph.nodes if n.op == "call_module" and n.target in linear and n not in followed}

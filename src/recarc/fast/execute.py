@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recarc.errors import first_line
+from recarc.fast.choice import FIXED, Way
 from recarc.runtime import in_precision
 
 HEADROOM = 64.0  # what a sample's cotangent is scaled to in float16, so that its small entries stay above 6e-8
@@ -22,13 +23,13 @@ RECOMPILE_LIMIT = 64  # one variant for each combination of member, precision an
 class Executor:
     """Runs a network in its precision, compiled on first use if asked; falls back to plain execution."""
 
-    def __init__(self, net: nn.Module, precision: str, compile: bool) -> None:
-        self.net, self.precision = net, precision
+    def __init__(self, net: nn.Module, precision: str, compile: bool = False, way: Way = FIXED) -> None:
+        self.net, self.precision, self.way = net, precision, way
         self.compiled: Callable[[Tensor], Tensor] | None = torch.compile(net) if compile else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits in the precision of the network, but never in float16, in which they would tie."""
-        with in_precision(self.precision, x.device):
+        with in_precision(self.precision, x.device, self.way.tuned):
             logits = self._run(x)
         return logits.float() if logits.dtype == torch.float16 else logits
 
@@ -46,9 +47,15 @@ class Executor:
             self.compiled = None
             return self.net(x)
 
+    def laid_out(self, x: Tensor) -> Tensor:
+        """Images in the layout of this executor; other inputs as they are."""
+        if x.dim() != 4:
+            return x
+        return x.contiguous(memory_format=torch.channels_last if self.way.channels_last else torch.contiguous_format)
+
     def pull_back(self, logits: Tensor, x: Tensor, cotangent: Tensor) -> Tensor:
         """The gradient of <logits, cotangent> in x; the graph is kept for further gradients."""
-        with in_precision(self.precision, x.device), self._settings():
+        with in_precision(self.precision, x.device, self.way.tuned), self._settings():
             if self.precision != "float16":
                 return _gradient(logits, x, cotangent)
             # Scaled per sample, since a loss that is nearly zero has a gradient below what float16 can represent.
@@ -88,11 +95,6 @@ def compiler_settings() -> Iterator[None]:
         setattr(dynamo, limit, before[1])
 
 
-def channels_last(x: Tensor) -> Tensor:
-    """Images with the channels of a pixel side by side in memory; other inputs as they are."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
-
-
 def padded_cotangent(cotangent: Tensor, logits: Tensor) -> Tensor:
     """The cotangent of a padded tile: zero for the padding, in the dtype of the logits."""
     cotangent = cotangent.to(logits.dtype)
@@ -120,7 +122,7 @@ class CapturedTile:
     """
 
     def __init__(self, executor: Executor, x: Tensor, like: CapturedTile | None = None) -> None:
-        self.x = channels_last(x).detach().clone(memory_format=torch.preserve_format).requires_grad_()
+        self.x = executor.laid_out(x).detach().clone(memory_format=torch.preserve_format).requires_grad_()
         with torch.enable_grad():
             expected = self._warm_up(executor) if like is None else None
             self.forward_graph = torch.cuda.CUDAGraph()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -10,16 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble
 from recarc.errors import InputError, first_line
+from recarc.fast.choice import FIXED, Way, fastest_way
 from recarc.fast.convert import folded_copy, in_search_precision, is_fully_fused, is_fused, is_traceable
-from recarc.fast.execute import CapturedTile, Executor, PlainTile, channels_last
+from recarc.fast.execute import CapturedTile, Executor, PlainTile
+from recarc.fast.tape import Differentiable, Tape
 from recarc.fast.tiles import SMALLEST_TILE, busy_tile, captured_sizes, tiles_for
 from recarc.runtime import COARSE, TILE, check_precision
 
 STEADY = 4  # answers of a member that must agree
+FEW = 4  # a quarter of the images that keep a GPU busy take as long as a single one
 MANY = 16  # times as much in the largest of several sizes of tiles
 CHECKED_IMAGES, AGREEMENT = 64, 0.05  # fused logits are compared with plain ones; the difference that rounding allows
 SIZES_PER_TILE = 4  # other tiles are padded to a multiple of a quarter on a GPU, so that few sizes occur
@@ -64,6 +67,13 @@ def accelerate(
     return ensemble.with_members(members)
 
 
+@dataclass
+class Count:
+    """A number that a module keeps; its own attributes are slow to set."""
+
+    value: int = 0
+
+
 class FastMember(nn.Module):
     """One member with its batch norms folded; logits and input gradients in the dtype of the input.
 
@@ -80,17 +90,22 @@ class FastMember(nn.Module):
             self.folded.float()
         self.may_capture = any(p.is_cuda for p in self.folded.parameters())
         self.traceable = is_traceable(self.folded)
-        self.passes = 0  # differentiable forward passes so far: a captured tile holds the activations of the last one
+        self.passes = Count()  # differentiable forward passes: a captured tile holds the activations of the last one
+        self._planes = 1  # gradients that were last asked for at once
+        self.busy = 0  # images that keep a GPU busy; measured with the tile
         self._tile: int | None = None
         self._captured: dict[tuple[Any, ...], CapturedTile] = {}
         self._run_with(in_search_precision(self.folded, settings.precision), settings.precision)
+        # Pure float32 has no tensor cores, so it is worth a moment to find the fastest kernels.
+        free = self.may_capture and not (settings.one_size or settings.compile)
+        self.unchosen = free and settings.precision == "float32"
         self.unchecked = is_fused(self.search_net) or settings.precision == "float16" or not self.traceable
 
-    def _run_with(self, net: nn.Module, precision: str) -> None:
+    def _run_with(self, net: nn.Module, precision: str, way: Way = FIXED) -> None:
         """Search with this network; predict with it too, unless its precision is too coarse for predictions."""
         settings = self.settings
         self.search_net = self.score_net = net
-        self._search = self._score = Executor(net, precision, settings.compile)
+        self._search = self._score = Executor(net, precision, settings.compile, way)
         if precision == "bfloat16":
             self.score_net = in_search_precision(self.folded, "tf32")
             self._score = Executor(self.score_net, "tf32", settings.compile)
@@ -98,18 +113,36 @@ class FastMember(nn.Module):
         self._sizes: tuple[int, ...] | None = None
         self.capturing = self.may_capture and not settings.compile if settings.graphs is None else settings.graphs
 
+    def _choose(self, x: Tensor) -> None:
+        """The fastest of several ways to run the same convolutions."""
+        self.unchosen = False
+        count = min(len(x), self.tile_for(x), CHECKED_IMAGES)
+        nets = {layout: in_search_precision(self.folded, "float32", way=Way(layout)) for layout in (True, False)}
+
+        def run(way: Way) -> None:
+            executor = Executor(nets[way.channels_last], "float32", way=way)
+            leaf = executor.laid_out(x[:count].detach().to(self.dtype)).requires_grad_()
+            with torch.enable_grad():
+                logits = executor(leaf)
+            executor.pull_back(logits, leaf, torch.ones_like(logits))
+
+        way = fastest_way(self.folded, x[:count], "float32", run)
+        if way != FIXED:
+            self._run_with(nets[way.channels_last], "float32", way)
+
     def _check(self, x: Tensor) -> None:
         """On the first images: a member that does more than its trace shows is run unfused.
 
         One whose activations are too large for float16 is run in TF32. One that cannot be traced and does not answer
         alike every time is not captured: a graph would freeze a choice that it makes.
         """
-        images = channels_last(x[:CHECKED_IMAGES].detach().to(self.dtype))
+        images = self._search.laid_out(x[:CHECKED_IMAGES].detach().to(self.dtype))
         with torch.no_grad():
             if not self.traceable and self.capturing:
                 first, *others = (self.folded(images) for _ in range(STEADY))
                 self.capturing = self.may_capture = all(torch.allclose(first, other, rtol=1e-3) for other in others)
             expected = self.folded(images)
+            self._compile_ahead(images)
             problem = self._disagreement(images, expected) if self.settings.precision == "float16" else ""
             if problem and is_fused(self.search_net):
                 warnings.warn(f"running without fused convolutions: {problem}", stacklevel=2)
@@ -119,6 +152,22 @@ class FastMember(nn.Module):
                 warnings.warn(f"running in TF32 instead of float16: {problem}", stacklevel=2)
                 self._run_with(in_search_precision(self.folded, "tf32"), "tf32")
         self.unchecked = False
+
+    def _compile_ahead(self, images: Tensor) -> None:
+        """Build the kernels of fused blocks side by side; where that fails, each is built when it is first needed."""
+        if not is_fused(self.search_net):
+            return
+        leaf = self._search.laid_out(images).detach().requires_grad_()
+
+        def run() -> None:
+            with torch.enable_grad():
+                logits = self._search(leaf)
+            self._search.pull_back(logits, leaf, torch.ones_like(logits))
+
+        with contextlib.suppress(Exception):
+            from recarc.fast.kernels import compile_ahead
+
+            compile_ahead(run)
 
     def _disagreement(self, images: Tensor, expected: Tensor) -> str:
         """What is wrong with the logits of the search; empty if they agree."""
@@ -135,23 +184,41 @@ class FastMember(nn.Module):
         if not len(x):
             return self(x.new_zeros(1, *x.shape[1:]))[:0] + 0 * x.flatten(1).sum(1, keepdim=True)
         if torch.is_grad_enabled() and x.requires_grad:
-            return _Differentiable.apply(x, self)
+            return Differentiable.apply(x, self)
         with torch.no_grad(), torch.cuda.device_of(x):
             logits = [self._predict(part, size).to(x.dtype, copy=True) for part, size in self.parts(x)]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def linearised(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor, bool], Tensor]]:
         """Logits at x and their pull-back, with no autograd around it (see `recarc.attacks.nearest_plane`)."""
-        tape = _Tape(self, x)
-        return tape.logits(), lambda weights, again: tape.pull_back(weights)
+        count = self._planes if self._side_by_side(x, self._planes) else 1
+        tape = Tape(self, x if count == 1 else x.repeat(count, *(1,) * (x.dim() - 1)))
+
+        def pull_back(weights: Tensor, again: bool) -> Tensor:
+            self._planes = len(weights)
+            if len(weights) == count:
+                return tape.pull_back(weights.flatten(0, 1)).unflatten(0, weights.shape[:2])
+            single = tape if count == 1 else Tape(self, x)
+            return torch.stack([single.pull_back(each) for each in weights])
+
+        return tape.logits()[: len(x)], pull_back
+
+    def _side_by_side(self, x: Tensor, count: int) -> bool:
+        """Whether so many gradients of few images are found sooner at once, on as many copies of the images."""
+        return self.capturing and 2 * self._work(x, count * len(x)) < (1 + count) * self._work(x, len(x))
+
+    def _work(self, x: Tensor, count: int) -> int:
+        """What a pass over so many images like x costs, in images; a few take as long as some more would."""
+        return sum(max(size, self.busy // FEW) for _, size in tiles_for(count, self.sizes(x)))
 
     def tile_for(self, x: Tensor) -> int:
         """The most images at once: as many as keep the device busy, fewer the more work each is."""
         if self._tile is None:
             self._tile = self.settings.tile or TILE.get(x.device.type, TILE["cpu"])
             if x.is_cuda:
+                self.busy = busy_tile(self.folded, x)
                 largest = 1 if self.settings.one_size else MANY
-                self._tile = min(self._tile, max(SMALLEST_TILE, largest * busy_tile(self.folded, x)))
+                self._tile = min(self._tile, max(SMALLEST_TILE, largest * self.busy))
         return self._tile
 
     def sizes(self, x: Tensor) -> tuple[int, ...]:
@@ -159,10 +226,15 @@ class FastMember(nn.Module):
 
         With `one_size`, only sizes at which this member gives the same bits.
         """
+        if self.unchosen:
+            self._choose(x)
         if self.unchecked:
             self._check(x)
         tile = self.tile_for(x)
         if not self.capturing or (self.settings.one_size and not self.any_size):
+            if self.settings.one_size and self.may_capture and self._sizes is None:
+                self._tile = tile = self._steady_tile(x, tile)
+                self._sizes = (tile,)
             return (tile,)
         if self._sizes is None:
             self._sizes = captured_sizes(tile)
@@ -170,17 +242,29 @@ class FastMember(nn.Module):
                 self._sizes = self._same_bits(x, self._sizes)
         return self._sizes
 
+    def _steady_tile(self, x: Tensor, tile: int) -> int:
+        """The tile, halved as long as a library's kernels let the figures of an image depend on its place in it."""
+        while tile > SMALLEST_TILE:
+            images = _repeated(x, tile)
+            away = tile // 2 + 1
+            if torch.equal(self._figures(images).roll(away, 0), self._figures(images.roll(away, 0))):
+                break
+            tile = max(SMALLEST_TILE, tile // 2)
+        return tile
+
     def _same_bits(self, x: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """The sizes at which logits and gradients of the first images are those of the largest, to the last bit."""
-        images = channels_last(x[torch.arange(sizes[-1], device=x.device) % len(x)].detach().to(self.dtype))
-        found = {}
-        for size in sizes:
-            leaf = images[:size].detach().requires_grad_()
-            with torch.enable_grad():
-                logits = self._search(leaf)
-            signs = torch.arange(logits.numel(), device=x.device).view_as(logits).cos()
-            found[size] = torch.cat([logits.detach(), self._search.pull_back(logits, leaf, signs).flatten(1)], dim=1)
+        images = _repeated(x, sizes[-1])
+        found = {size: self._figures(images[:size]) for size in sizes}
         return tuple(size for size in sizes if torch.equal(found[size], found[sizes[-1]][:size]))
+
+    def _figures(self, images: Tensor) -> Tensor:
+        """Logits and some gradient of each of these images, as this member computes them."""
+        leaf = self._search.laid_out(images.to(self.dtype)).detach().requires_grad_()
+        with torch.enable_grad():
+            logits = self._search(leaf)
+        signs = torch.arange(logits.shape[1], device=images.device).cos().expand_as(logits)
+        return torch.cat([logits.detach(), self._search.pull_back(logits, leaf, signs).flatten(1)], dim=1)
 
     def parts(self, x: Tensor) -> list[tuple[Tensor, int]]:
         """The batch in tiles, each with the size to which it is padded."""
@@ -198,13 +282,13 @@ class FastMember(nn.Module):
         kind = "search" if self._score is self._search else "score"
         captured = self._capture((kind, 0, size, *part.shape[1:]), self._score, part)
         if captured is not None:
-            self.passes += kind == "search"
+            self.passes.value += kind == "search"
             return captured.forward(part)
-        return self._score(channels_last(self._padded(part, size)))[: len(part)]
+        return self._score(self._score.laid_out(self._padded(part, size)))[: len(part)]
 
     def differentiable_tiles(self, x: Tensor) -> tuple[list[PlainTile | CapturedTile], list[int]]:
         """The forward pass of every tile, ready for the backward pass, and how many images each holds."""
-        self.passes += 1
+        self.passes.value += 1
         places: Counter[int] = Counter()
         tiles, counts = [], []
         for part, size in self.parts(x):
@@ -218,7 +302,7 @@ class FastMember(nn.Module):
         if captured is not None:
             captured.forward(part)
             return captured
-        leaf = channels_last(self._padded(part, size)).detach().requires_grad_()
+        leaf = self._search.laid_out(self._padded(part, size)).detach().requires_grad_()
         with torch.enable_grad():
             return PlainTile(leaf, self._search(leaf), self._search)
 
@@ -241,43 +325,6 @@ class FastMember(nn.Module):
         return self._captured[key]
 
 
-class _Tape:
-    """The forward pass of a batch, from which gradients may be taken several times."""
-
-    def __init__(self, member: FastMember, x: Tensor) -> None:
-        self.member, self.x = member, x.detach()
-        self._run()
-
-    def _run(self) -> None:
-        with torch.cuda.device_of(self.x):
-            self.tiles, self.counts = self.member.differentiable_tiles(self.x)
-        self.passes = self.member.passes
-
-    def logits(self) -> Tensor:
-        parts = zip(self.tiles, self.counts)
-        return torch.cat([tile.logits.detach()[:count].to(self.x.dtype) for tile, count in parts])
-
-    def pull_back(self, cotangent: Tensor) -> Tensor:
-        """The gradient of <logits, cotangent> in x."""
-        if self.passes != self.member.passes and any(isinstance(tile, CapturedTile) for tile in self.tiles):
-            self._run()  # the member has run again since, over the same buffers
-        gradient = torch.empty_like(self.x)
-        with torch.cuda.device_of(self.x):
-            for tile, part, place in zip(self.tiles, cotangent.split(self.counts), gradient.split(self.counts)):
-                place.copy_(tile.pull_back(part)[: len(part)])
-        return gradient
-
-
-class _Differentiable(torch.autograd.Function):
-    """The tiles of a batch as one differentiable function; each is pulled back under the member's settings."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, member: FastMember) -> Tensor:
-        ctx.tape = _Tape(member, x)
-        logits: Tensor = ctx.tape.logits()
-        return logits
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-        return ctx.tape.pull_back(cotangent), None
+def _repeated(x: Tensor, count: int) -> Tensor:
+    """So many of these images, over again where there are fewer."""
+    return x[torch.arange(count, device=x.device) % len(x)].detach()

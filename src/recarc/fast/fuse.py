@@ -18,7 +18,16 @@ from torch.nn.grad import conv2d_input
 
 from recarc.errors import InputError
 from recarc.fast.fold import trace
-from recarc.fast.match import FEW_CHANNELS, Rules, adds_its_input, drop_identities, few_channels, find_blocks, has_hooks
+from recarc.fast.match import (
+    FEW_CHANNELS,
+    Match,
+    Rules,
+    adds_its_input,
+    drop_identities,
+    few_channels,
+    find_blocks,
+    has_hooks,
+)
 
 Convolve = Callable[..., Tensor]
 
@@ -78,6 +87,8 @@ class FusedBlock(nn.Module):
         super().__init__()
         self.shortcut, self.convolve, self.dtype, self.relu = shortcut, convolve, dtype, relu
         self.out_dtype = dtype
+        self.masks_input = False  # its input comes out of a ReLU whose mask is left to this block, on the way back
+        self.masked_by_readers = False  # the blocks that read its output mask their gradients with it
         self.outputs = convolutions[-1].out_channels
         self.strides = [c.stride[0] for c in convolutions]
         self.sources = [(c.weight.detach(), None if c.bias is None else c.bias.detach()) for c in convolutions]
@@ -132,9 +143,11 @@ class FusedBlock(nn.Module):
             values.append(x)
         return values
 
-    def pull_back(self, gradient: Tensor, values: list[Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Gradients of the input and of what was added."""
-        if self.relu:
+    def pull_back(
+        self, gradient: Tensor, values: list[Tensor], size: tuple[int, int], x: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of the input, masked with x where given, and of what was added."""
+        if self.relu and not self.masked_by_readers:
             gradient = torch.ops.aten.threshold_backward(gradient, values[-1], 0)
         added = gradient = _channels_last(gradient, self.dtype)
         for k in reversed(range(len(self.strides))):
@@ -143,7 +156,7 @@ class FusedBlock(nn.Module):
                 self.taps_back[k],
                 self.strides[k],
                 add=added if k == 0 and self.shortcut == "input" else None,
-                mask=values[k - 1] if k else None,
+                mask=values[k - 1] if k else x,
                 back_to=tuple(values[k - 1].shape[2:]) if k else size,
             )
         return gradient, added
@@ -154,13 +167,15 @@ class _FusedFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, other: Tensor | None, block: FusedBlock) -> Tensor:
         values = block.activations(x, other)
         ctx.block, ctx.size = block, tuple(x.shape[2:])
-        ctx.save_for_backward(*values if block.relu else ())
+        ctx.save_for_backward(*values if block.relu else (), *(x,) if block.masks_input else ())
         return values[-1]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        of_input, of_added = ctx.block.pull_back(gradient, list(ctx.saved_tensors), ctx.size)
+        values = list(ctx.saved_tensors)
+        x = values.pop() if ctx.block.masks_input else None
+        of_input, of_added = ctx.block.pull_back(gradient, values, ctx.size, x)
         return of_input, of_added if ctx.needs_input_grad[1] else None, None
 
 
@@ -181,6 +196,22 @@ def _backward_taps(weight: Tensor) -> Tensor:
 
 def _channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+def _mask_where_read(matches: dict[fx.Node, Match], blocks: dict[fx.Node, FusedBlock]) -> None:
+    """Leave the mask of a block's last ReLU to the blocks that read it, whose kernel touches that memory anyway.
+
+    Only if nothing else reads it, and if all of them run our own kernel: a library would need a pass for it.
+    """
+    for node, match in matches.items():
+        readers = [(other, blocks[end]) for end, other in matches.items() if other.source is node]
+        reading = [c for other, _ in readers for c in other.convolutions[:1]]
+        adding = [n for other, block in readers if block.shortcut == "input" for n in other.nodes]
+        own = all(block.own[0] for _, block in readers)
+        if match.relu and own and readers and all(user in reading or user in adding for user in node.users):
+            blocks[node].masked_by_readers = True
+            for _, block in readers:
+                block.masks_input = True
 
 
 def fuse_blocks(
@@ -207,18 +238,22 @@ def fuse_blocks(
     if not matches:
         return module
     read_by_blocks = {node for match in matches.values() for node in (match.source, match.other)}
-    replaced: dict[fx.Node, fx.Node] = {}
-    for number, (node, match) in enumerate(matches.items()):
+    blocks: dict[fx.Node, FusedBlock] = {}
+    for node, match in matches.items():
         convolutions = [modules[str(c.target)] for c in match.convolutions]
         shortcut = "none" if match.other is None else "input" if adds_its_input(match, convolutions) else "other"
-        block = FusedBlock(convolutions, shortcut, convolve, dtype, relu=match.relu, most_channels=most_channels)
+        blocks[node] = FusedBlock(convolutions, shortcut, convolve, dtype, relu=match.relu, most_channels=most_channels)
+    _mask_where_read(matches, blocks)
+    replaced: dict[fx.Node, fx.Node] = {}
+    for number, (node, match) in enumerate(matches.items()):
+        block = blocks[node]
         last = number + 1 == len(matches) if every else node not in read_by_blocks
         block.out_dtype = torch.float32 if last else dtype
         name = f"fused_block_{number}"
         while hasattr(whole, name):
             name += "_"
         whole.add_submodule(name, block)
-        inputs = [match.source] if match.other is None or shortcut == "input" else [match.source, match.other]
+        inputs = [match.source] if match.other is None or block.shortcut == "input" else [match.source, match.other]
         with graph.inserting_before(node):
             replaced[node] = graph.call_module(name, tuple(replaced.get(n, n) for n in inputs))
             node.replace_all_uses_with(replaced[node])

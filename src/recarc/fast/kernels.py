@@ -8,6 +8,10 @@ taps; neighbouring taps read neighbouring memory, so all but the first are serve
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 import triton
@@ -16,6 +20,7 @@ from torch import Tensor
 
 BLOCK, WARPS = 128, 4  # pixels per program, and the warps that share them
 LARGEST = 65504.0  # the largest float16 number
+_noted: dict[tuple[Any, ...], tuple[Any, ...]] | None = None  # within `compile_ahead`: noted instead of launched
 
 
 @triton.jit
@@ -117,35 +122,57 @@ def convolve(
     pixels = len(x) * shape[0] * shape[1]
     if not pixels:
         return out
+    arguments = (
+        _channels_last(x),
+        taps,
+        x if bias is None else bias,
+        x if add is None else _channels_last(add),
+        x if mask is None else _channels_last(mask),
+        out,
+        pixels,
+        height,
+        width,
+        *shape,
+        inputs,
+        outputs,
+        math.isqrt(len(taps)),
+        stride,
+        back_to is not None,
+        bias is not None,
+        add is not None,
+        mask is not None,
+        relu,
+        out.dtype == torch.float16,
+        LARGEST,
+        BLOCK,
+        max(16, triton.next_power_of_2(inputs)),
+        max(16, triton.next_power_of_2(outputs)),
+    )
+    if _noted is not None:
+        key = (*(t.dtype for t in arguments[:6]), *arguments[7:])
+        _noted[key] = arguments
+        return out
     with torch.cuda.device_of(x):
-        _convolve_kernel[(triton.cdiv(pixels, BLOCK),)](
-            _channels_last(x),
-            taps,
-            x if bias is None else bias,
-            x if add is None else _channels_last(add),
-            x if mask is None else _channels_last(mask),
-            out,
-            pixels,
-            height,
-            width,
-            *shape,
-            inputs,
-            outputs,
-            math.isqrt(len(taps)),
-            stride,
-            back_to is not None,
-            bias is not None,
-            add is not None,
-            mask is not None,
-            relu,
-            out.dtype == torch.float16,
-            LARGEST,
-            BLOCK,
-            max(16, triton.next_power_of_2(inputs)),
-            max(16, triton.next_power_of_2(outputs)),
-            num_warps=WARPS,
-        )
+        _convolve_kernel[(triton.cdiv(pixels, BLOCK),)](*arguments, num_warps=WARPS)
     return out
+
+
+def compile_ahead(run: Callable[[], object]) -> None:
+    """Compile the kernels that `run` launches, as many at a time as there are cores: one by one takes much longer."""
+    global _noted
+    _noted = {}
+    try:
+        run()
+        wanted = list(_noted.values())
+    finally:
+        _noted = None
+
+    def build(arguments: tuple[Any, ...]) -> None:
+        with torch.cuda.device_of(arguments[0]):
+            _convolve_kernel.warmup(*arguments, grid=(1,), num_warps=WARPS)
+
+    with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1) or 1) as pool:
+        list(pool.map(build, wanted))
 
 
 def _by_library(

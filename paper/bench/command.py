@@ -1,0 +1,73 @@
+"""The whole of `recarc evaluate`, tight standard with defaults, from the shell to the figure, in a process of its own.
+
+The first process finds empty caches: it reads the data set from its files and compiles our Triton kernels. The second
+one, and all later ones on the machine, find what the first has kept. "Attack" is what the run itself reports: the
+search and its judging; the rest is start-up, data, preparing and measuring the members.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paper.bench.common import measured_row
+from paper.recipe import measured_item
+from paper.results import Figure, RowResult
+from paper.settings import LINF
+from paper.setup import Setup
+from recarc.errors import InputError
+
+ZOO = "bat-resnet20-linf"
+
+
+@measured_item(
+    "bench-command", "The whole command", parts=(ZOO, "resnet18"), page="performance", note=__doc__, cost="2 min"
+)
+def command(setup: Setup, folder: Path, parts: list[str]) -> Iterator[RowResult]:
+    toy = setup.scale.name == "toy"
+    for part in parts[:1] if toy else parts:
+        ensemble = setup.given.get(part) or (f"zoo:{part}" if part == ZOO else None)
+        if ensemble is None:
+            setup.say(f"{part} is left out: give a folder with --ensemble {part}=DIR")
+            continue
+        words = ["evaluate", ensemble, "--data", "cifar10", "--eps", LINF, "--device", setup.device.type, "--json"]
+        words += ["--limit", str(setup.limit)] if setup.limit else []
+        if toy:
+            words = ["evaluate", "zoo:bat-cnn-digits", "--data", "digits", "--eps", "0.1"]
+            words += ["--preset", "quick", "--limit", "4", "--json"]
+        with tempfile.TemporaryDirectory() as caches:
+            for which in ("first",) if toy else ("first", "second"):
+                yield _timed(setup, part, which, words, Path(caches))
+
+
+def _timed(setup: Setup, part: str, which: str, words: list[str], caches: Path) -> RowResult:
+    kept = {"RECARC_CACHE": str(caches / "recarc"), "TRITON_CACHE_DIR": str(caches / "triton")}
+    start = time.perf_counter()
+    ran = subprocess.run(
+        [sys.executable, "-m", "recarc", *words], env={**os.environ, **kept}, capture_output=True, text=True
+    )
+    took = time.perf_counter() - start
+    if ran.returncode:
+        raise InputError(f"recarc {' '.join(words)} failed: {ran.stderr.strip().splitlines()[-1:]}")
+    found = json.loads(ran.stdout)
+    low, high = (100 * value for value in found["robust_interval"])
+    figures = [
+        Figure("seconds", took, unit="s"),
+        Figure("attack", found["seconds"], unit="s"),
+        Figure("robust", 100 * found["robust_accuracy"], (low, high)),
+        Figure("forward", found["forward_passes"], unit="passes"),
+        Figure("backward", found["backward_passes"], unit="passes"),
+    ]
+    setup.say(f"{part}: {which} process {took:.3g} s, of which attack {found['seconds']:.3g} s")
+    known: dict[str, Any] = {"data": "cifar10", "split": "test", "norm": "linf", "eps": LINF, "ensemble": part}
+    note = f"`recarc {' '.join(words)}`"
+    return measured_row(
+        setup, "bench-command", part, f"{part}: {which} process", figures, images=found["samples"], note=note, **known
+    )
