@@ -79,7 +79,8 @@ def training_passes(ensemble: EnsembleRecipe, recipe: str) -> float:
     method, start = ensemble.method, ensemble.start
     used = recipe_for(recipe, method, ensemble.data, ensemble.arch).changed(dict(ensemble.changes.get(recipe, {})))
     each = used.replays if method == "free" else METHOD_PASSES.get(method, used.attack_steps + 1)
-    own = CATALOG[ensemble.data].splits["train"] * used.epochs * each
+    passes = used.epochs + used.copies * used.attack_steps if used.copies else used.epochs * each
+    own = CATALOG[ensemble.data].splits["train"] * passes
     if start is None:
         return ensemble.members * own
     return training_passes(start, recipe) + (ensemble.members - start.members) * own

@@ -34,13 +34,14 @@ class EnsembleRecipe:
     arch_options: Mapping[str, Any] = field(default_factory=dict)
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # to the training recipe, by its name
     package: bool = False
+    variant: str = ""  # tells apart recipes that differ in their changes only
 
     @property
     def name(self) -> str:
         if self.package:
             return self.arch
         count = str(self.members) if self.method == "iat" else ""
-        parts = (f"{self.method}{count}", self.data, self.arch, self.norm)
+        parts = (f"{self.method}{count}", self.data, self.arch, self.norm, self.variant)
         return "-".join(part for part in parts if part)
 
 

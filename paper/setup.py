@@ -187,7 +187,8 @@ def _training_of(made_by: Mapping[str, Any]) -> str:
     recipe = made_by.get("recipe")
     if isinstance(recipe, dict):
         first = " from a trained first member" if made_by.get("start") else ""
-        return f"{recipe.get('name')}, {recipe.get('epochs'):g} epochs{first}"
+        copies = f" on {recipe['copies']} copies" if recipe.get("copies") else ""
+        return f"{recipe.get('name')}, {recipe.get('epochs'):g} epochs{copies}{first}"
     return "imported" if "import" in made_by else "training unknown"
 
 

@@ -23,6 +23,7 @@ class BAT(Method):
     )
     default_members = 2
     min_members = 2
+    attacks_fixed_only = True
     newcomer = 0.1
 
     def plan(self, members: int, pretrained: int) -> list[list[Stage]]:
