@@ -76,7 +76,7 @@ def attack_passes(row: Row) -> float:
 
 def training_passes(ensemble: EnsembleRecipe, recipe: str) -> float:
     """Forward-and-backward passes through a member to train an ensemble from scratch."""
-    method, start = ensemble.method, ensemble.start
+    method, start, recipe = ensemble.method, ensemble.start, ensemble.recipe or recipe
     used = recipe_for(recipe, method, ensemble.data, ensemble.arch).changed(dict(ensemble.changes.get(recipe, {})))
     each = used.replays if method == "free" else METHOD_PASSES.get(method, used.attack_steps + 1)
     passes = used.epochs + used.copies * used.attack_steps if used.copies else used.epochs * each

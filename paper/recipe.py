@@ -34,6 +34,7 @@ class EnsembleRecipe:
     arch_options: Mapping[str, Any] = field(default_factory=dict)
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # to the training recipe, by its name
     package: bool = False
+    recipe: str = ""  # fast or paper; empty: whichever the run asks for
     variant: str = ""  # tells apart recipes that differ in their changes only
 
     @property

@@ -111,7 +111,11 @@ class Setup:
 
     def folder(self, recipe: EnsembleRecipe) -> Path:
         length = "" if self.epochs is None else f"-{self.epochs:g}-epochs"
-        return self.out / "ensembles" / f"{self.scale.ensemble(recipe).name}-{self.recipe}{length}"
+        return self.out / "ensembles" / f"{self.scale.ensemble(recipe).name}-{self.training_of(recipe)}{length}"
+
+    def training_of(self, recipe: EnsembleRecipe) -> str:
+        """fast or paper."""
+        return recipe.recipe or self.recipe
 
     def ensemble(self, recipe: EnsembleRecipe) -> LoadedEnsemble:
         """As given, or trained before, or shipped, or trained now."""
@@ -152,13 +156,13 @@ class Setup:
         if self.scale.name != "full":
             return None
         for entry in zoo.entries():
-            if (entry.made, entry.recipe) == (recipe.name, self.recipe):
+            if (entry.made, entry.recipe) == (recipe.name, self.training_of(recipe)):
                 return f"{zoo.PREFIX}{entry.name}"
-        folder = ENSEMBLES / f"{recipe.name}-{self.recipe}"
+        folder = ENSEMBLES / f"{recipe.name}-{self.training_of(recipe)}"
         return str(folder) if (folder / "ensemble.json").exists() else None
 
     def _train(self, recipe: EnsembleRecipe) -> RandomizedEnsemble:
-        small, folder = self.scale.ensemble(recipe), self.folder(recipe)
+        small, folder, training = self.scale.ensemble(recipe), self.folder(recipe), self.training_of(recipe)
         start = None
         if recipe.start is not None:
             self.ensemble(recipe.start)
@@ -171,10 +175,10 @@ class Setup:
             norm=small.norm,
             eps=None if small.eps is None else radius(small.eps),
             out=folder,
-            recipe=self.recipe,
+            recipe=training,
             members=small.members,
             start=start,
-            changes={**small.changes.get(self.recipe, {}), **({} if self.epochs is None else {"epochs": self.epochs})},
+            changes={**small.changes.get(training, {}), **({} if self.epochs is None else {"epochs": self.epochs})},
             arch_options=dict(small.arch_options),
             device=self.device,
             say=self.report,

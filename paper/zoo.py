@@ -40,7 +40,7 @@ def add(source: Path, name: str, title: str, made: str, recipe: str, home: Path 
 
 def training_commands() -> dict[str, str]:
     """The command that trains each ensemble of the paper; the index repeats them, as the package has no `paper`."""
-    return {made.name: command_for(made) for made in ensembles() if not made.package}
+    return {made.name: command_for(made) for made in ensembles() if not (made.package or made.variant)}
 
 
 def _summary(made_by: Mapping[str, Any]) -> dict[str, Any]:
