@@ -152,14 +152,7 @@ class Setup:
         return self.given_for(recipe) or trained or self._shipped(recipe)
 
     def _shipped(self, recipe: EnsembleRecipe) -> str | None:
-        """What this recipe makes, from the zoo or from paper/ensembles, trained for as long as its members need."""
-        if self.scale.name != "full":
-            return None
-        for entry in zoo.entries():
-            if (entry.made, entry.recipe) == (recipe.name, self.training_of(recipe)):
-                return f"{zoo.PREFIX}{entry.name}"
-        folder = ENSEMBLES / f"{recipe.name}-{self.training_of(recipe)}"
-        return str(folder) if (folder / "ensemble.json").exists() else None
+        return shipped(recipe, self.training_of(recipe)) if self.scale.name == "full" else None
 
     def _train(self, recipe: EnsembleRecipe) -> RandomizedEnsemble:
         small, folder, training = self.scale.ensemble(recipe), self.folder(recipe), self.training_of(recipe)
@@ -184,6 +177,15 @@ class Setup:
             say=self.report,
         )
         return ensemble.to(self.device).eval()
+
+
+def shipped(ensemble: EnsembleRecipe, training: str) -> str | None:
+    """What a recipe makes, from the zoo or from paper/ensembles, trained for as long as its members need."""
+    for entry in zoo.entries():
+        if (entry.made, entry.recipe) == (ensemble.name, training):
+            return f"{zoo.PREFIX}{entry.name}"
+    folder = ENSEMBLES / f"{ensemble.name}-{training}"
+    return str(folder) if (folder / "ensemble.json").exists() else None
 
 
 def _training_of(made_by: Mapping[str, Any]) -> str:
