@@ -70,8 +70,8 @@ holds the full recipe and the curves. Written by `python docs/pages.py`.
 
 Ensembles too large to ship travel as archives: `tar czf pair.tgz pair` of an ensemble folder here, and there
 `recarc zoo add pair.tgz` makes it `zoo:pair`. An archive may hold that one folder, and nothing that its `ensemble.json`
-does not name; hashes and weights are checked, no code is run, and what is refused leaves nothing behind. It is kept in `zoo`
-beside the cache of data sets (`RECARC_CACHE`, or `~/.cache/recarc`).
+does not name; hashes and weights are checked, no code is run, and what is refused leaves nothing behind. It is kept
+in `zoo` beside the cache of data sets (`RECARC_CACHE`, or `~/.cache/recarc`).
 
 | zoo: | trained by | seed | epochs | device, time | torch | commit | SHA-256 of the members |
 |---|---|---|---|---|---|---|---|

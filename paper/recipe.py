@@ -35,7 +35,8 @@ class EnsembleRecipe:
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # to the training recipe, by its name
     package: bool = False
     recipe: str = ""  # fast or paper; empty: whichever the run asks for
-    variant: str = ""  # tells apart recipes that differ in their changes only
+    variant: str = ""  # tells apart recipes that differ in their changes or seeds only
+    seed: int = 0
 
     @property
     def name(self) -> str:

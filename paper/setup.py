@@ -170,6 +170,7 @@ class Setup:
             out=folder,
             recipe=training,
             members=small.members,
+            seed=small.seed,
             start=start,
             changes={**small.changes.get(training, {}), **({} if self.epochs is None else {"epochs": self.epochs})},
             arch_options=dict(small.arch_options),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from paper.items.tables import INDIVIDUAL, NETWORKS
@@ -45,10 +46,25 @@ def _row(name: str, ensemble: EnsembleRecipe) -> Row:
     return Row(name, ensemble, "linf", LINF, measured, alpha=(0.9, 0.1))
 
 
+def _pair(variant: str, changes: dict[str, Any], first: EnsembleRecipe = FIRST, seed: int = 0) -> EnsembleRecipe:
+    pair = bat("cifar10", "linf")
+    return replace(pair, start=first, changes={"fast": changes}, variant=variant, seed=seed)
+
+
 @item("second-member", "The second member of BAT: what its training makes of it", note=NOTE)
 def second_member() -> tuple[Row, ...]:
-    def variant(name: str) -> EnsembleRecipe:
-        changes = {"fast": VARIANTS[name]}
-        return EnsembleRecipe("bat", "cifar10", "resnet20", "linf", LINF, start=FIRST, changes=changes, variant=name)
+    variants = (_row(name, _pair(name, changes)) for name, changes in VARIANTS.items())
+    return (_row("shipped", bat("cifar10", "linf")), *variants)
 
-    return (_row("shipped", bat("cifar10", "linf")), *(_row(name, variant(name)) for name in VARIANTS))
+
+@item(
+    "seeds",
+    "The spread of training: BAT pairs of ResNet-20s in linf, both members trained with another seed",
+    note="Seed 0 has the shipped first member. Second members train for 50 epochs on 20 copies, as in `copies-50`.",
+)
+def seeds() -> tuple[Row, ...]:
+    rows = [_row("seed-0", _pair("copies-50", VARIANTS["copies-50"]))]
+    for seed in (1, 2):
+        first = replace(FIRST, variant=f"seed-{seed}", seed=seed)
+        rows.append(_row(f"seed-{seed}", _pair(f"seed-{seed}", VARIANTS["copies-50"], first, seed)))
+    return tuple(rows)
