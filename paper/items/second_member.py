@@ -18,6 +18,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "step-50": {**STEP, "epochs": 50, "copies": 20},
     "step-100": {**STEP, "epochs": 100, "copies": 20},
     "step-200": {**STEP, "epochs": 200, "copies": 20},
+    "smooth-50": {"epochs": 50, "copies": 20, "label_smoothing": 0.1},
     "decay-50": {"epochs": 50, "copies": 20, "weight_decay": 5e-4},
     "pgd-1-50": {"epochs": 50, "copies": 20, "attack_steps": 1, "attack_step": 1.0},
     "pgd-20-50": {"epochs": 50, "copies": 10, "attack_steps": 20},
@@ -27,7 +28,8 @@ NOTE = (
     "Not in the paper. ResNet-20, linf; the first member is zoo:at-resnet20-linf throughout, alpha is (0.9, 0.1). "
     "`shipped` attacks the first member in every step for 50 epochs; the others train on copies of the training set "
     "that were attacked once (`copies`), for as many epochs as their name says. `step`: the paper's schedule, rate and "
-    "weight decay, no weight average; `decay`: weight decay 5e-4; `pgd`: that many steps on the first member; `after`: "
+    "weight decay, no weight average; `smooth`: label smoothing 0.1, as `fast` has for large networks; `decay`: weight "
+    "decay 5e-4; `pgd`: that many steps on the first member; `after`: "
     "cropped and flipped after the attack. The paper's row is trained for 200 epochs, from a first member of its own."
 )
 
