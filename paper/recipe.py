@@ -66,6 +66,7 @@ class Measurement:
     members: tuple[int, ...] | None = None  # None: all
     alpha: Alpha | None = None  # None: the row's
     eps: str | None = None  # None: the row's
+    temperature: float = 1.0  # the last member's logits are divided by it, which changes no answer
     extra: bool = False  # not in the paper: the tight attack and its floor
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from paper.items.tables import INDIVIDUAL, NETWORKS
-from paper.recipe import EnsembleRecipe, Measurement, Reading, Row, item
-from paper.settings import LINF, bat, budget, tight_and_floor
+from paper.recipe import Difference, EnsembleRecipe, Measurement, Reading, Row, item
+from paper.settings import EPS, LINF, bat, budget, tight_and_floor
 
+TEMPERATURES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 FIRST = EnsembleRecipe("at", "cifar10", "resnet20", "linf", LINF, members=1)
 STEP = {"schedule": "step", "lr": 0.1, "weight_decay": 2e-4, "ema": 0.0}  # the paper's: 0.1, divided by 10 twice
 # Changes to the recipe `fast`: one cycle with a peak of 0.2, weight decay 1e-4, a weight average, PGD with K = 7.
@@ -69,4 +70,26 @@ def seeds() -> tuple[Row, ...]:
     for seed in (1, 2):
         first = replace(FIRST, variant=f"seed-{seed}", seed=seed)
         rows.append(_row(f"seed-{seed}", _pair(f"seed-{seed}", VARIANTS["copies-50"], first, seed)))
+    return tuple(rows)
+
+
+@item(
+    "confidence",
+    "What misleads APGD is how sure the second member is: its logits divided by T",
+    drawing="lines",
+    note="Not in the paper. Dividing a member's logits changes none of its answers, so the ensemble is equally robust at "
+    "every T, and what ARC leaves at T = 1 (Table 1) bounds it everywhere.",
+)
+def confidence() -> tuple[Row, ...]:
+    used, rows = budget("cifar10"), []
+    for norm in ("linf", "l2"):
+        printed = NETWORKS["resnet20", norm][1]
+        measured = tuple(
+            Measurement(used.apgd(), (Reading("APGD", paper=printed if t == 1 else None),), x=t, temperature=t)
+            for t in TEMPERATURES
+        )
+        first = Measurement(used.pgd(), (Reading("AT: PGD"),), x=1.0, members=(0,), alpha=(1.0,))
+        unsure = Difference("APGD at T = 16 less APGD at T = 1", "APGD", "APGD", plus_x=16.0, minus_x=1.0)
+        ensemble, eps = bat("cifar10", norm), EPS["cifar10", norm]
+        rows.append(Row(norm, ensemble, norm, eps, (first, *measured), (0.9, 0.1), (unsure,), axis="T"))
     return tuple(rows)
