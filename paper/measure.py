@@ -199,9 +199,9 @@ class ItemRun:
     ) -> Evaluation:
         """The run of one measurement. An attack that ignores alpha runs once; its records give every expectation."""
         members = measurement.members or tuple(range(len(whole)))
-        *others, last = [whole.members[i] for i in members]
+        *others, last = [whole.modules_of_members[i] for i in members]
         if measurement.temperature != 1:
-            last = Tempered(last, measurement.temperature)
+            last = Tempered(last, measurement.temperature).eval()
         ensemble = RandomizedEnsemble([*others, last], measurement.alpha or alpha)
         if not ignores_alpha(measurement.attack) or len(ensemble) == 1:
             return self._run(row, measurement, ensemble, images)

@@ -77,8 +77,8 @@ def seeds() -> tuple[Row, ...]:
     "confidence",
     "What misleads APGD is how sure the second member is: its logits divided by T",
     drawing="lines",
-    note="Not in the paper. Dividing a member's logits changes none of its answers, so the ensemble is equally robust at "
-    "every T, and what ARC leaves at T = 1 (Table 1) bounds it everywhere.",
+    note="Not in the paper. Dividing a member's logits changes none of its answers, so the ensemble is equally robust "
+    "at every T, and what ARC leaves at T = 1 (Table 1) bounds it everywhere.",
 )
 def confidence() -> tuple[Row, ...]:
     used, rows = budget("cifar10"), []
