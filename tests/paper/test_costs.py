@@ -13,7 +13,7 @@ def test_passes_are_those_of_the_recipes() -> None:
     cifar, imagenet = bat("cifar10", "linf"), bat("imagenet", "linf")
     assert costs.training_passes(cifar, "paper") == 50_000 * 2 * 200 * 8
     assert costs.training_passes(cifar, "fast") == 50_000 * 2 * 110 * 8
-    assert costs.training_passes(bat("cifar10", "l2", "resnet18"), "fast") == 50_000 * 2 * 30 * 8
+    assert costs.training_passes(bat("cifar10", "l2", "resnet18"), "fast") == 50_000 * (30 * 8 + 20 * 7 + 100)
     assert costs.training_passes(imagenet, "paper") == pytest.approx(1_281_167 * (90 + 22.5 * 5))
     assert costs.training_passes(ADP, "fast") == 50_000 * 3 * 30
     reused = {row.name: row.ensemble for row in ITEMS["second-member"].rows}["step-200"]
