@@ -14,6 +14,7 @@ import torch
 from paper.zoo import add, training_commands
 from recarc import RandomizedEnsemble, load_ensemble, save_ensemble, zoo
 from recarc.cli.app import run
+from recarc.data import formats
 from recarc.errors import InputError
 from recarc.models import build, weights
 from recarc.models.archive import add_archive
@@ -163,7 +164,9 @@ def test_an_archive_is_added_by_command(
         zoo.verify("pair")
 
 
-def test_an_archive_with_anything_else_in_it_is_refused(pair_files: dict[str, bytes], tmp_path: Path) -> None:
+def test_an_archive_with_anything_else_in_it_is_refused(
+    pair_files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights = next(name for name in pair_files if name.endswith("_1.safetensors"))
     manifest = json.loads(pair_files["pair/ensemble.json"])
     code = [{"factory": "os:getcwd", **{k: m[k] for k in ("weights", "sha256")}} for m in manifest["members"]]
@@ -173,8 +176,8 @@ def test_an_archive_with_anything_else_in_it_is_refused(pair_files: dict[str, by
         ({**pair_files, "/tmp/evil": b"x"}, {}, "not a file of one folder"),
         ({**pair_files, "pair/deep/evil": b"x"}, {}, "not a file of one folder"),
         ({**pair_files, "other/evil": b"x"}, {}, "more than one folder"),
-        (pair_files, {"pair/link": "/etc/passwd"}, "as a link, a device or twice"),
-        ({**pair_files, "./pair/ensemble.json": b"{}"}, {}, "as a link, a device or twice"),
+        (pair_files, {"pair/link": "/etc/passwd"}, "as a link, a device, with holes or twice"),
+        ({**pair_files, "./pair/ensemble.json": b"{}"}, {}, "as a link, a device, with holes or twice"),
         ({**pair_files, "pair/extra.txt": b"x"}, {}, "extra.txt is not named by ensemble.json"),
         ({name: pair_files[name] for name in pair_files if name != weights}, {}, "member_1.safetensors is missing"),
         ({**pair_files, weights: pair_files[weights][:-1] + b"x"}, {}, "is corrupt or was replaced"),
@@ -188,6 +191,9 @@ def test_an_archive_with_anything_else_in_it_is_refused(pair_files: dict[str, by
     (tmp_path / "noise.tgz").write_bytes(b"no archive")
     with pytest.raises(InputError, match=r"cannot read .*noise\.tgz"):
         add_archive(tmp_path / "noise.tgz")
+    with monkeypatch.context() as patch, pytest.raises(InputError, match=r"bomb\.tgz: .* bytes unpack to more than"):
+        patch.setattr(formats, "MOST_BYTES", 2**16)
+        add_archive(archived(tmp_path / "bomb.tgz", {**pair_files, "pair/zeros": bytes(2**22)}))
     whole = archived(tmp_path / "whole.tgz", pair_files)
     (tmp_path / "cut.tgz").write_bytes(whole.read_bytes()[:-200])
     with pytest.raises(InputError, match=r"cannot read .*cut\.tgz"):
