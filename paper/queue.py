@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
-from paper.costs import LARGE, MMACS, attack_seconds, net, training_seconds
+from paper.costs import attack_seconds, training_seconds
 from paper.items import ITEMS
 from paper.recipe import Row
 from paper.results import ItemResult, RowResult
@@ -20,7 +20,6 @@ from recarc.errors import InputError
 PATH = HERE / "queue.json"
 BLOCK = 25 * 60  # seconds for which a GPU can be had at a time
 START = 20  # seconds until a command has read its data and prepared its networks
-SIDES, GAIN = 3, 1.4  # small networks: so many commands side by side, and what that gains (see README.md)
 BY_HAND = ("head-to-head", "autoattack")  # on fewer images on purpose; what is open of them stands in queue.json
 GIVEN = {DVERGE.name: "dverge"}  # the public ensemble, converted by `recarc import`
 AT_HAND = ("cifar10",)
@@ -39,31 +38,6 @@ class Job:
     hardware: str = ""
     date: str = ""
     note: str = ""
-    alone: bool = False  # a large network fills the GPU
-
-
-@dataclass
-class Block:
-    """Jobs for one stretch of GPU time: `alone` one after the other, then `sides` at the same time."""
-
-    alone: list[Job] = field(default_factory=list)
-    sides: list[list[Job]] = field(default_factory=lambda: [[] for _ in range(SIDES)])
-
-    @property
-    def seconds(self) -> float:
-        together = [sum(job.seconds for job in side) for side in self.sides]
-        return sum(job.seconds for job in self.alone) + max(max(together), sum(together) / GAIN)
-
-    def with_job(self, job: Job) -> Block:
-        if job.alone:
-            return Block([*self.alone, job], self.sides)
-        least = min(self.sides, key=lambda side: sum(other.seconds for other in side))
-        return Block(self.alone, [[*side, job] if side is least else side for side in self.sides])
-
-    def script(self) -> str:
-        """For bash; every command resumes, so that a block which was cut off is started once more."""
-        chains = [f"( {'; '.join(job.command for job in side)} ) &" for side in self.sides if side]
-        return "\n".join([*(job.command for job in self.alone), *chains, *(["wait"] if chains else [])])
 
 
 def jobs() -> list[Job]:
@@ -132,22 +106,25 @@ def _job(key: str, rows: Sequence[tuple[str, Row, str]]) -> Job:
         "open",
         members=ensemble.members,
         note=f"{why} ({cost})",
-        alone=MMACS[net(ensemble)] > LARGE,
     )
 
 
-def blocks(planned: Sequence[Job]) -> list[Block]:
-    """First fit, in the order of the jobs; one that is longer than a block has it alone, and resumes in another."""
-    found: list[Block] = []
+def blocks(planned: Sequence[Job]) -> list[list[Job]]:
+    """First fit, in the order of the jobs, which run one after the other: side by side they would only share the GPU.
+
+    One that is longer than a block has it for itself, and resumes when it is started again.
+    """
+    found: list[list[Job]] = []
     for job in planned:
-        for k, block in enumerate(found):
-            larger = block.with_job(job)
-            if larger.seconds <= BLOCK:
-                found[k] = larger
-                break
-        else:
-            found.append(Block().with_job(job))
+        block = next((block for block in found if _seconds(block) + job.seconds <= BLOCK), None)
+        if block is None:
+            found.append(block := [])
+        block.append(job)
     return found
+
+
+def _seconds(block: Sequence[Job]) -> float:
+    return sum(job.seconds for job in block)
 
 
 def print_queue(measured: Mapping[str, Sequence[ItemResult]], block: int | None, as_json: bool) -> None:
@@ -156,10 +133,11 @@ def print_queue(measured: Mapping[str, Sequence[ItemResult]], block: int | None,
     if block is not None:
         if not 1 <= block <= len(plan):
             raise InputError(f"--block is {block}; the plan has blocks 1 to {len(plan)}")
-        print(plan[block - 1].script())
+        print("\n".join(job.command for job in plan[block - 1]))
         return
     if as_json:
-        print_json({"jobs": [asdict(job) for job in [*listed, *planned]], "blocks": [asdict(one) for one in plan]})
+        named = [[job.job for job in one] for one in plan]
+        print_json({"jobs": [asdict(job) for job in [*listed, *planned]], "blocks": named})
         return
     for status in ("done", "open"):
         chosen = [job for job in listed if job.status == status]
@@ -168,24 +146,19 @@ def print_queue(measured: Mapping[str, Sequence[ItemResult]], block: int | None,
         for job in chosen:
             _print(job)
         print()
-    total = sum(one.seconds for one in plan)
-    print(
-        f"Tables and figures: {total / 60:.0f} GPU minutes in {len(plan)} blocks; those of block 1: --block 1 | bash\n"
-    )
+    print(f"Tables and figures: {_seconds(planned) / 60:.0f} GPU minutes in {len(plan)} blocks\n")
     for number, one in enumerate(plan, 1):
-        again = ", more than a block: start it again to go on" if one.seconds > BLOCK else ""
-        print(f"Block {number}: {one.seconds / 60:.0f} minutes{again}\n")
-        for job in one.alone:
+        again = ", more than a block: start it again to go on" if _seconds(one) > BLOCK else ""
+        start = f"python -m paper --queue --block {number} | bash"
+        print(f"Block {number}: {_seconds(one) / 60:.0f} minutes{again}; {start}\n")
+        for job in one:
             _print(job)
-        for letter, side in zip("abc", one.sides):
-            for job in side:
-                _print(job, f"side by side, {letter}; ")
         print()
 
     waiting = dict.fromkeys(row.data for item in ITEMS.values() for row in item.rows if row.data not in AT_HAND)
     print(f"Not planned: rows on {', '.join(waiting)}; docs/full_size.md has their commands and costs")
 
 
-def _print(job: Job, place: str = "") -> None:
-    took = f"{place}{job.seconds / 60:.1f} min" + (f" on {job.hardware}" if job.hardware else "")
+def _print(job: Job) -> None:
+    took = f"{job.seconds / 60:.1f} min" + (f" on {job.hardware}" if job.hardware else "")
     print_entry(job.job, "", "; ".join(part for part in (took, job.date, job.note, job.command) if part))

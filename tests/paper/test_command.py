@@ -223,13 +223,8 @@ def test_a_row_that_lacks_columns_does_not_count_as_measured(
 
 
 def test_the_plan_fills_blocks_and_starts_each_with_one_script(capsys: pytest.CaptureFixture[str]) -> None:
-    small = [queue.Job(f"small {k}", f"run {k}", 600, "open") for k in range(4)]
-    large = queue.Job("large", "run large", 900, "open", alone=True)
-    first, second, third = queue.blocks([*small, large, queue.Job("long", "run long", 2000, "open")])
-    assert first.script() == "( run 0 ) &\n( run 1 ) &\n( run 2 ) &\nwait"
-    assert first.seconds == pytest.approx(1800 / queue.GAIN)  # a fourth would not fit in
-    assert second.script() == "run large\n( run 3 ) &\nwait" and second.seconds == 900 + 600 <= queue.BLOCK
-    assert third.seconds > queue.BLOCK
+    planned = [queue.Job(str(k), f"run {k}", seconds, "open") for k, seconds in enumerate((600, 2000, 900, 700, 200))]
+    assert [[job.job for job in block] for block in queue.blocks(planned)] == [["0", "2"], ["1"], ["3", "4"]]
     assert main(["--queue", "--block", "1"]) == 0
     assert "python -m paper table1 --only" in capsys.readouterr().out
 
