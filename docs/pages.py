@@ -68,6 +68,11 @@ the code (MIT). CIFAR-10 is Krizhevsky's (2009); digits are those that scikit-le
 holds the same with the SHA-256 of every file, which is checked whenever one is loaded; `ensemble.json` in each folder
 holds the full recipe and the curves. Written by `python docs/pages.py`.
 
+Ensembles too large to ship travel as archives: `tar czf pair.tgz pair` of an ensemble folder here, and there
+`recarc zoo add pair.tgz` makes it `zoo:pair`. An archive may hold that one folder, and nothing that its `ensemble.json`
+does not name; hashes and weights are checked, no code is run, and what is refused leaves nothing behind. It is kept
+in `zoo` beside the cache of data sets (`RECARC_CACHE`, or `~/.cache/recarc`).
+
 | zoo: | trained by | seed | epochs | device, time | torch | commit | SHA-256 of the members |
 |---|---|---|---|---|---|---|---|
 """

@@ -32,7 +32,8 @@ def paper(
     list_: Annotated[bool, typer.Option("--list", help="List the items: data, cost, what has been measured.")] = False,
     claims: Annotated[bool, typer.Option("--claims", help="Judge the paper's claims by the results.")] = False,
     render_: Annotated[bool, typer.Option("--render", help="Write the documents in DOCS from the results.")] = False,
-    queue: Annotated[bool, typer.Option("--queue", help="List the GPU jobs: done with their cost, and open.")] = False,
+    queue: Annotated[bool, typer.Option("--queue", help="List the GPU jobs: done, and a plan of those open.")] = False,
+    block: Annotated[int | None, typer.Option(help="With --queue: print a block of the plan as a script.")] = None,
     recipe: Annotated[str, typer.Option(help="Training: fast, or paper for the paper's own.")] = "fast",
     epochs: Annotated[float | None, typer.Option(help="Train for this long instead of the recipe's epochs.")] = None,
     limit: Annotated[int | None, typer.Option(help="Use only the first test images.")] = None,
@@ -87,7 +88,7 @@ def paper(
     out = out or Path("reproduce")
     folder = results or out / "results"
     if list_ or claims or render_ or queue:
-        _show(measured or folder, docs, recipe, data_dir, json_, list_, claims, render_)
+        _show(measured or folder, docs, recipe, data_dir, json_, list_, claims, render_, block)
         return
     if item is None:
         raise InputError("which item? `python -m paper --list` names them, e.g. python -m paper table3")
@@ -161,6 +162,7 @@ def _show(
     list_: bool,
     claims: bool,
     render_: bool,
+    block: int | None,
 ) -> None:
     """What needs no computation: the list of items, the claims, the documents, the queue."""
     if list_:
@@ -175,7 +177,7 @@ def _show(
         for path in render(folder, docs):
             print(path)
     else:
-        print_queue(as_json)
+        print_queue(gathered(folder), block, as_json)
 
 
 def _list(folder: Path, recipe: str, data_dir: Path | None, as_json: bool) -> None:

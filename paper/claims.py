@@ -36,6 +36,7 @@ USUAL, STEP = 0.9, 0.1  # the paper's alpha of the first member, and the step of
 TABLES = ("table1", "table2")
 FULL_SEARCH = {"cifar10": 9, "cifar100": 99, "imagenet": 999}
 SINGLE = "the search for alpha chose one member alone"
+SEEN = "these are test images, which are scored as well"
 
 
 def judge(results: Results, items: Mapping[str, Item] = ITEMS) -> list[Judged]:
@@ -61,9 +62,10 @@ def _named(pair: Pair, form: str) -> str:
     return form.format(row=label(row), n=basis(row), a=a.measured, b=b.measured)
 
 
-def _cases(pairs: list[Pair], single: list[Pair], decided: list[bool | None], form: str) -> list[Case]:
-    """A case for each pair; one without a mixture decides nothing."""
-    cases = [Case(_named(pair, form), holds) for pair, holds in zip(pairs, decided)]
+def _cases(pairs: list[Pair], single: list[Pair], gaps: list[Gap], limit: float, form: str) -> list[Case]:
+    """A case for each pair, with the 95 % interval of its gap; one without a mixture decides nothing."""
+    lines = [f"{_named(pair, form)}: {gap:.2f} ± {half:.2f} points" for pair, (gap, half) in zip(pairs, gaps)]
+    cases = [Case(line, holds) for line, holds in zip(lines, reach(limit, gaps))]
     return cases + [Case(f"{_named(pair, form)}: {SINGLE}", None) for pair in single]
 
 
@@ -74,7 +76,7 @@ def _beats_at(found: Evidence) -> Finding:
     gaps = [gap_of(row, a, b, "APGD gain") for row, a, b in pairs]
     summary = f"Under APGD they keep more than the AT model, by {span(gaps)}." if gaps else ""
     form = "{row}: the ensemble keeps {a:.2f} under APGD, the AT model {b:.2f} under PGD ({n})"
-    return Finding(summary, _cases(pairs, single, reach(0, gaps), form), found.missing({*columns}, *TABLES))
+    return Finding(summary, _cases(pairs, single, gaps, 0, form), found.missing({*columns}, *TABLES))
 
 
 def _usual_alpha(found: Evidence) -> Finding:
@@ -87,7 +89,8 @@ def _usual_alpha(found: Evidence) -> Finding:
         line = f"{label(row)}: {row.alpha[0]:g}, {row.alpha_chosen_by or 'nobody knows how'} ({basis(row)})"
         chosen.append(row.alpha[0])
         near = abs(row.alpha[0] - USUAL) < STEP + 1e-9
-        case = Case(f"{line}: {SINGLE}", None) if is_single(row) else Case(line, near)
+        doubt = SINGLE if is_single(row) else SEEN if row.alpha_saw_test else ""
+        case = Case(f"{line}: {doubt}", None) if doubt else Case(line, near)
         once.setdefault((row.ensemble or row.row, row.norm), case)
     summary = f"The searches chose {min(chosen):g} to {max(chosen):g} for the first member." if chosen else ""
     return Finding(summary, list(once.values()), found.missing({"APGD"}, *TABLES))
@@ -101,7 +104,7 @@ def _overestimate(found: Evidence) -> Finding:
     summary = f"APGD exceeds ARC by {span(gaps)}" if gaps else ""
     summary += f"; in the paper by {min(printed):.2f} to {max(printed):.2f} for the same networks." if printed else "."
     form = "{row}: {a:.2f} under APGD, {b:.2f} under ARC ({n})"
-    cases = _cases(pairs, single, reach(OVERESTIMATE, gaps), form)
+    cases = _cases(pairs, single, gaps, OVERESTIMATE, form)
     return Finding(summary, cases, found.missing({*columns}, *TABLES))
 
 
@@ -118,7 +121,7 @@ def _below_at(found: Evidence) -> Finding:
             lacking.append((row, arc, pgd))
     gaps = [gap_of(row, alone, arc, "ARC gain") for row, arc, alone in pairs]
     form = "{row}: under ARC the ensemble keeps {a:.2f}, the AT model {b:.2f} ({n})"
-    cases = _cases(pairs, single, reach(0, gaps), form)
+    cases = _cases(pairs, single, gaps, 0, form)
     form = "{row}: the ensemble keeps {a:.2f} under ARC, the AT model {b:.2f} under PGD, and ARC on it is missing ({n})"
     cases += [Case(_named(pair, form), None) for pair in lacking]
     summary = f"By {span(gaps)}, both under ARC." if gaps else ""
@@ -174,7 +177,7 @@ def _restarts(found: Evidence) -> Finding:
     values = [gap for gap, _ in gaps]
     summary = f"With restarts the ensembles keep {min(values):.2f} to {max(values):.2f} points more." if gaps else ""
     form = "{row}: {a:.2f} under APGD + RR, {b:.2f} under plain APGD ({n})"
-    return Finding(summary, _cases(pairs, [], reach(-NEAR, gaps), form), found.missing({*columns}, "table3"))
+    return Finding(summary, _cases(pairs, [], gaps, -NEAR, form), found.missing({*columns}, "table3"))
 
 
 def _four_planes(found: Evidence) -> Finding:
@@ -221,7 +224,7 @@ def _diversity(found: Evidence) -> Finding:
     form = "{row}: {a:.2f} under ARC, {b:.2f} under tight at eps 8/255 ({n})"
     return Finding(
         f"By {min(values):.2f} to {max(values):.2f} points." if gaps else "",
-        _cases(list(once.values()), [], reach(NEAR, gaps), form),
+        _cases(list(once.values()), [], gaps, NEAR, form),
         found.missing({"ARC", "tight"}, "figure4", "figure9"),
     )
 

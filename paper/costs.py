@@ -5,7 +5,7 @@ from __future__ import annotations
 from paper.recipe import EnsembleRecipe, Item, Row
 from paper.scale import FULL
 from paper.settings import budget
-from recarc import zoo
+from paper.setup import shipped
 from recarc.attacks import ARC, Attack, CarliniWagner, RandomAttacker, Restarts, Tight
 from recarc.attacks.pgd import GradientAttack
 from recarc.data.catalog import CATALOG
@@ -76,20 +76,28 @@ def attack_passes(row: Row) -> float:
 
 def training_passes(ensemble: EnsembleRecipe, recipe: str) -> float:
     """Forward-and-backward passes through a member to train an ensemble from scratch."""
-    method, start = ensemble.method, ensemble.start
+    method, start, recipe = ensemble.method, ensemble.start, ensemble.recipe or recipe
     used = recipe_for(recipe, method, ensemble.data, ensemble.arch).changed(dict(ensemble.changes.get(recipe, {})))
     each = used.replays if method == "free" else METHOD_PASSES.get(method, used.attack_steps + 1)
-    own = CATALOG[ensemble.data].splits["train"] * used.epochs * each
+    passes = used.epochs + used.copies * used.attack_steps if used.copies else used.epochs * each
+    own = CATALOG[ensemble.data].splits["train"] * passes
     if start is None:
         return ensemble.members * own
     return training_passes(start, recipe) + (ensemble.members - start.members) * own
 
 
 def training_seconds(ensemble: EnsembleRecipe, recipe: str) -> float:
-    """On one H200, all members one after another; nothing for what a package or the zoo has."""
-    if ensemble.package or any((entry.made, entry.recipe) == (ensemble.name, recipe) for entry in zoo.entries()):
+    """On one H200, all members one after another; nothing for what a package has or comes with the repository."""
+    start, recipe = ensemble.start, ensemble.recipe or recipe
+    if ensemble.package or shipped(ensemble, recipe) is not None:
         return 0.0
-    return seconds(training_passes(ensemble, recipe), ensemble, TRAIN)
+    own = training_passes(ensemble, recipe) - (training_passes(start, recipe) if start is not None else 0)
+    return seconds(own, ensemble, TRAIN) + (training_seconds(start, recipe) if start is not None else 0)
+
+
+def attack_seconds(row: Row) -> float:
+    """On one H200, all measurements of a row on all images."""
+    return seconds(attack_passes(row), row.ensemble, ATTACK)
 
 
 def shown(item: Item, recipe: str) -> str:
@@ -97,7 +105,7 @@ def shown(item: Item, recipe: str) -> str:
     if not item.rows:
         return item.cost
     train = sum(training_seconds(ensemble, recipe) for ensemble in item.ensembles)
-    attack = sum(seconds(attack_passes(row), row.ensemble, ATTACK) for row in item.rows)
+    attack = sum(attack_seconds(row) for row in item.rows)
     return (f"train {_time(train)}, " if train else "") + f"attack {_time(attack)}"
 
 

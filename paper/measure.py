@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from paper import results
 from paper.costs import LARGE, MMACS
@@ -198,7 +199,10 @@ class ItemRun:
     ) -> Evaluation:
         """The run of one measurement. An attack that ignores alpha runs once; its records give every expectation."""
         members = measurement.members or tuple(range(len(whole)))
-        ensemble = RandomizedEnsemble([whole.members[i] for i in members], measurement.alpha or alpha)
+        *others, last = [whole.modules_of_members[i] for i in members]
+        if measurement.temperature != 1:
+            last = Tempered(last, measurement.temperature).eval()
+        ensemble = RandomizedEnsemble([*others, last], measurement.alpha or alpha)
         if not ignores_alpha(measurement.attack) or len(ensemble) == 1:
             return self._run(row, measurement, ensemble, images)
         weights = ensemble.alpha.numpy()
@@ -304,6 +308,18 @@ class ItemRun:
             at = "" if f.x is None else f" at {point(row.axis, f.x)}"
             paper = "" if f.paper is None else f" (paper {f.paper:g})"
             self.setup.say(f"{self.item.name} {row.name}{at}: {f.column} {f.measured:.2f} {f.unit}{paper}")
+
+
+class Tempered(nn.Module):
+    """A member that is less sure of the same answers: its logits divided by a number."""
+
+    def __init__(self, member: nn.Module, temperature: float) -> None:
+        super().__init__()
+        self.member, self.temperature = member, temperature
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.member(x)
+        return logits / self.temperature
 
 
 def ignores_alpha(attack: Any) -> bool:

@@ -188,6 +188,7 @@ def _provenance(row: RowResult) -> str:
     ball = f"{row.norm} eps {row.eps}" if row.norm else ""
     problem = ", ".join(part for part in (f"{row.ensemble}{recipe}", row.data, ball) if part)
     alpha = f"alpha: {row.alpha_chosen_by}" if row.alpha_chosen_by else ""
+    alpha += ", which are scored as well" if row.alpha_saw_test else ""
     search = f", searched in {row.precision}" if row.precision not in ("", "float32") else ""
     took = f"{row.seconds:.0f} s on {row.hardware}" if row.seconds or row.recipe else f"on {row.hardware}"
     commit = " and ".join(known[:10] for known in (row.commit or "no commit known").split(" and "))

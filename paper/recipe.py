@@ -34,13 +34,16 @@ class EnsembleRecipe:
     arch_options: Mapping[str, Any] = field(default_factory=dict)
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # to the training recipe, by its name
     package: bool = False
+    recipe: str = ""  # fast or paper; empty: whichever the run asks for
+    variant: str = ""  # tells apart recipes that differ in their changes or seeds only
+    seed: int = 0
 
     @property
     def name(self) -> str:
         if self.package:
             return self.arch
         count = str(self.members) if self.method == "iat" else ""
-        parts = (f"{self.method}{count}", self.data, self.arch, self.norm)
+        parts = (f"{self.method}{count}", self.data, self.arch, self.norm, self.variant)
         return "-".join(part for part in parts if part)
 
 
@@ -63,6 +66,7 @@ class Measurement:
     members: tuple[int, ...] | None = None  # None: all
     alpha: Alpha | None = None  # None: the row's
     eps: str | None = None  # None: the row's
+    temperature: float = 1.0  # the last member's logits are divided by it, which changes no answer
     extra: bool = False  # not in the paper: the tight attack and its floor
 
 

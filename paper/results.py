@@ -59,6 +59,11 @@ class RowResult:
     note: str = ""  # what one must know about this measurement
     stale: dict[str, str] = field(default_factory=dict)  # columns that are out of date, and why
 
+    @property
+    def alpha_saw_test(self) -> bool:
+        """Whether alpha was searched for on images that are scored, as rows measured by older versions did."""
+        return self.alpha_chosen_by.startswith("grid") and "training images" not in self.alpha_chosen_by
+
     def figure(self, column: str, x: float | None = None) -> Figure | None:
         return next((f for f in self.figures if f.column == column and f.x == x), None)
 

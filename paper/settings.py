@@ -85,8 +85,12 @@ def stress_attacks() -> dict[str, Attack]:
 def bat(data: str, norm: str, arch: str | None = None) -> EnsembleRecipe:
     """The BAT pair of a data set; its first member is the AT baseline."""
     eps = EPS[data, norm]
+    if arch not in (None, "resnet20"):  # further epochs of the second member are cheap on copies attacked once
+        first = EnsembleRecipe("at", data, arch, norm, eps, members=1)
+        reused = {"fast": {"epochs": 100, "copies": 20}}
+        return EnsembleRecipe("bat", data, arch, norm, eps, start=first, changes=reused)
     if data != "imagenet":
-        return EnsembleRecipe("bat", data, arch or "resnet20", norm, eps)
+        return EnsembleRecipe("bat", data, "resnet20", norm, eps)
     eps = IMAGENET_L2_TRAINING if norm == "l2" else eps
     stem = {"stem": "imagenet"}
     first = EnsembleRecipe("free", data, "resnet18", norm, eps, members=1, arch_options=stem)

@@ -115,7 +115,11 @@ class Setup:
 
     def folder(self, recipe: EnsembleRecipe) -> Path:
         length = "" if self.epochs is None else f"-{self.epochs:g}-epochs"
-        return self.out / "ensembles" / f"{self.scale.ensemble(recipe).name}-{self.recipe}{length}"
+        return self.out / "ensembles" / f"{self.scale.ensemble(recipe).name}-{self.training_of(recipe)}{length}"
+
+    def training_of(self, recipe: EnsembleRecipe) -> str:
+        """fast or paper."""
+        return recipe.recipe or self.recipe
 
     def ensemble(self, recipe: EnsembleRecipe) -> LoadedEnsemble:
         """As given, or trained before, or shipped, or trained now."""
@@ -152,17 +156,10 @@ class Setup:
         return self.given_for(recipe) or trained or self._shipped(recipe)
 
     def _shipped(self, recipe: EnsembleRecipe) -> str | None:
-        """What this recipe makes, from the zoo or from paper/ensembles, trained for as long as its members need."""
-        if self.scale.name != "full":
-            return None
-        for entry in zoo.entries():
-            if (entry.made, entry.recipe) == (recipe.name, self.recipe):
-                return f"{zoo.PREFIX}{entry.name}"
-        folder = ENSEMBLES / f"{recipe.name}-{self.recipe}"
-        return str(folder) if (folder / "ensemble.json").exists() else None
+        return shipped(recipe, self.training_of(recipe)) if self.scale.name == "full" else None
 
     def _train(self, recipe: EnsembleRecipe) -> RandomizedEnsemble:
-        small, folder = self.scale.ensemble(recipe), self.folder(recipe)
+        small, folder, training = self.scale.ensemble(recipe), self.folder(recipe), self.training_of(recipe)
         start = None
         if recipe.start is not None:
             self.ensemble(recipe.start)
@@ -175,10 +172,11 @@ class Setup:
             norm=small.norm,
             eps=None if small.eps is None else radius(small.eps),
             out=folder,
-            recipe=self.recipe,
+            recipe=training,
             members=small.members,
+            seed=small.seed,
             start=start,
-            changes={**small.changes.get(self.recipe, {}), **({} if self.epochs is None else {"epochs": self.epochs})},
+            changes={**small.changes.get(training, {}), **({} if self.epochs is None else {"epochs": self.epochs})},
             arch_options=dict(small.arch_options),
             device=self.device,
             say=self.report,
@@ -186,12 +184,22 @@ class Setup:
         return ensemble.to(self.device).eval()
 
 
+def shipped(ensemble: EnsembleRecipe, training: str) -> str | None:
+    """What a recipe makes, from the zoo or from paper/ensembles, trained for as long as its members need."""
+    for entry in zoo.entries():
+        if (entry.made, entry.recipe) == (ensemble.name, training):
+            return f"{zoo.PREFIX}{entry.name}"
+    folder = ENSEMBLES / f"{ensemble.name}-{training}"
+    return str(folder) if (folder / "ensemble.json").exists() else None
+
+
 def _training_of(made_by: Mapping[str, Any]) -> str:
     """How an ensemble was trained, in words."""
     recipe = made_by.get("recipe")
     if isinstance(recipe, dict):
         first = " from a trained first member" if made_by.get("start") else ""
-        return f"{recipe.get('name')}, {recipe.get('epochs'):g} epochs{first}"
+        copies = f" on {recipe['copies']} copies" if recipe.get("copies") else ""
+        return f"{recipe.get('name')}, {recipe.get('epochs'):g} epochs{copies}{first}"
     return "imported" if "import" in made_by else "training unknown"
 
 

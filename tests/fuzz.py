@@ -45,6 +45,7 @@ from recarc.data import load  # noqa: E402
 from recarc.errors import InputError, RunError  # noqa: E402
 from recarc.evaluation.run_folder import RUN, RunFolder, _checksum  # noqa: E402
 from recarc.models import build, import_checkpoint  # noqa: E402
+from recarc.models.archive import add_archive  # noqa: E402
 from recarc.report import build_report, load_runs, render  # noqa: E402
 from recarc.training.checkpoint import CONFIG, SEAL, STATE, CheckpointFolder, sealed  # noqa: E402
 
@@ -151,6 +152,16 @@ def reseal_ensemble(folder: Path, file: Path) -> None:
     manifest.write_text(manifest.read_text().replace(old, hashlib.sha256(file.read_bytes()).hexdigest()))
 
 
+def archive(folder: Path) -> None:
+    source = save_ensemble(small_rec(), folder / "source")
+    files.write_tar(folder / "rec.tgz", {f"rec/{path.name}": path.read_bytes() for path in source.iterdir()})
+    shutil.rmtree(source)
+
+
+def read_archive(folder: Path) -> object:
+    return add_archive(folder / "rec.tgz")
+
+
 def training(folder: Path) -> None:
     state = {"stages": [m.state_dict() for m in small_rec().members], "step": 3, "seed": 0}
     part = folder / "out.part"
@@ -190,6 +201,7 @@ SUBJECTS = (
     Subject(
         "ensemble", lambda f: save_ensemble(small_rec(), f / "rec"), lambda f: load_ensemble(f / "rec"), reseal_ensemble
     ),
+    Subject("archive of an ensemble", archive, read_archive),
     Subject("checkpoint .pt", checkpoint, read_checkpoint),
     Subject("checkpoint, old .pt", lambda folder: checkpoint(folder, zipped=False), read_checkpoint),
     Subject("run", run_folder, read_run, reseal_run),

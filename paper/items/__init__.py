@@ -11,7 +11,7 @@ from recarc.errors import InputError, unknown
 # In the order of the documents; importing a module registers its items.
 MODULES = (
     *("paper.items.tables", "paper.items.figures", "paper.items.head_to_head", "paper.items.quoted"),
-    *("paper.items.autoattack", "paper.items.gallery", "paper.items.certificates"),
+    *("paper.items.second_member", "paper.items.autoattack", "paper.items.gallery", "paper.items.certificates"),
     *("paper.bench.throughput", "paper.bench.attacks", "paper.bench.networks", "paper.bench.scaling"),
     *("paper.bench.command", "paper.bench.training"),
 )

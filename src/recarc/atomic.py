@@ -80,6 +80,13 @@ def write_through(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def cache_home() -> Path:
+    """`RECARC_CACHE`, or `~/.cache/recarc`: where files that belong to no project are kept."""
+    given = os.environ.get("RECARC_CACHE")
+    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "recarc"
+    return base.expanduser()
+
+
 def read_plain(path: Path) -> bytes:
     """The contents of a plain file; a pipe or a device, which may never end, is an OSError."""
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,10 @@ import torch
 from paper.zoo import add, training_commands
 from recarc import RandomizedEnsemble, load_ensemble, save_ensemble, zoo
 from recarc.cli.app import run
+from recarc.data import formats
 from recarc.errors import InputError
 from recarc.models import build, weights
+from recarc.models.archive import add_archive
 from recarc.models.store import ensemble_folder
 
 SHIPPED = [entry.name for entry in zoo.entries()]
@@ -114,6 +119,88 @@ def test_the_command_line_evaluates_and_lists(own_zoo: Path, capsys: pytest.Capt
     assert told["made_by_recipe"] == {"bat-cifar10-vgg16-l2": "python -m paper table1 --train-only"}
     assert run(["evaluate", "zoo:none", "--data", "digits", "--eps", "0.1"]) == 2
     assert run(["zoo", "list"]) == 0
+
+
+def archived(path: Path, files: dict[str, bytes], links: dict[str, str] | None = None) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+        for name, target in (links or {}).items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = tarfile.SYMTYPE, target
+            archive.addfile(info)
+    return path
+
+
+@pytest.fixture()
+def pair_files(own_zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """The files of an ensemble folder, as an archive names them; what is added goes to a cache of its own."""
+    monkeypatch.setenv("RECARC_CACHE", str(tmp_path / "cache"))
+    return {f"pair/{path.name}": path.read_bytes() for path in (tmp_path / "pair").iterdir()}
+
+
+def test_an_archive_is_added_by_command(
+    pair_files: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = archived(tmp_path / "some.tgz", pair_files)
+    assert run(["zoo", "add", str(file)]) == 0
+    assert "zoo:pair: 2 x cnn (method bat, device a CPU, archive some.tgz" in capsys.readouterr().out
+    found, original = load_ensemble("zoo:pair"), load_ensemble(tmp_path / "pair")
+    x = torch.rand(3, 1, 8, 8)
+    assert torch.equal(found.logits(x), original.logits(x))
+    assert run(["zoo", "list", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [e["name"] for e in told["ensembles"]] == ["tiny"] and [e["name"] for e in told["added"]] == ["pair"]
+    assert told["added"][0]["provenance"]["archive_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert run(["zoo", "add", str(file)]) == 2
+    assert "zoo:pair exists: choose another name with --name" in capsys.readouterr().err
+    assert run(["zoo", "add", str(file), "--name", "tiny"]) == 2, "what is shipped is not hidden"
+    assert run(["zoo", "add", str(file), "--name", "other"]) == 0
+    weights = tmp_path / "cache" / "zoo" / "pair" / "member_1.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(InputError, match=r"member_1.safetensors is corrupt.*add it again"):
+        zoo.verify("pair")
+
+
+def test_an_archive_with_anything_else_in_it_is_refused(
+    pair_files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = next(name for name in pair_files if name.endswith("_1.safetensors"))
+    manifest = json.loads(pair_files["pair/ensemble.json"])
+    code = [{"factory": "os:getcwd", **{k: m[k] for k in ("weights", "sha256")}} for m in manifest["members"]]
+    own_code = {**pair_files, "pair/ensemble.json": json.dumps({**manifest, "members": code}).encode()}
+    cases: list[tuple[dict[str, bytes], dict[str, str], str]] = [
+        ({**pair_files, "pair/../../evil": b"x"}, {}, "not a file of one folder"),
+        ({**pair_files, "/tmp/evil": b"x"}, {}, "not a file of one folder"),
+        ({**pair_files, "pair/deep/evil": b"x"}, {}, "not a file of one folder"),
+        ({**pair_files, "other/evil": b"x"}, {}, "more than one folder"),
+        (pair_files, {"pair/link": "/etc/passwd"}, "as a link, a device, with holes or twice"),
+        ({**pair_files, "./pair/ensemble.json": b"{}"}, {}, "as a link, a device, with holes or twice"),
+        ({**pair_files, "pair/extra.txt": b"x"}, {}, "extra.txt is not named by ensemble.json"),
+        ({name: pair_files[name] for name in pair_files if name != weights}, {}, "member_1.safetensors is missing"),
+        ({**pair_files, weights: pair_files[weights][:-1] + b"x"}, {}, "is corrupt or was replaced"),
+        (own_code, {}, "would import and run that code"),
+        ({"pair/readme": b"x"}, {}, "holds no ensemble.json"),
+    ]
+    for k, (files, links, message) in enumerate(cases):
+        with pytest.raises(InputError, match=message) as refused:
+            add_archive(archived(tmp_path / f"{k}.tgz", files, links))
+        assert "\n" not in str(refused.value) and str(refused.value).count(f"{k}.tgz") == 1
+    (tmp_path / "noise.tgz").write_bytes(b"no archive")
+    with pytest.raises(InputError, match=r"cannot read .*noise\.tgz"):
+        add_archive(tmp_path / "noise.tgz")
+    with monkeypatch.context() as patch, pytest.raises(InputError, match=r"bomb\.tgz: .* bytes unpack to more than"):
+        patch.setattr(formats, "MOST_BYTES", 2**16)
+        add_archive(archived(tmp_path / "bomb.tgz", {**pair_files, "pair/zeros": bytes(2**22)}))
+    whole = archived(tmp_path / "whole.tgz", pair_files)
+    (tmp_path / "cut.tgz").write_bytes(whole.read_bytes()[:-200])
+    with pytest.raises(InputError, match=r"cannot read .*cut\.tgz"):
+        add_archive(tmp_path / "cut.tgz")
+    with pytest.raises(InputError, match=r"'../evil' cannot name an ensemble"):
+        add_archive(whole, "../evil")
+    assert zoo.added() == [] and not list(tmp_path.rglob("evil"))
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -222,6 +222,13 @@ def test_a_row_that_lacks_columns_does_not_count_as_measured(
     assert entry["measured"] == [row.name] and entry["measured_in_part"] == []
 
 
+def test_the_plan_fills_blocks_and_starts_each_with_one_script(capsys: pytest.CaptureFixture[str]) -> None:
+    planned = [queue.Job(str(k), f"run {k}", seconds, "open") for k, seconds in enumerate((600, 2000, 900, 700, 200))]
+    assert [[job.job for job in block] for block in queue.blocks(planned)] == [["0", "2"], ["1"], ["3", "4"]]
+    assert main(["--queue", "--block", "1"]) == 0
+    assert "python -m paper table1 --only" in capsys.readouterr().out
+
+
 def test_the_queue_lists_what_was_done_and_what_is_open(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +239,8 @@ def test_the_queue_lists_what_was_done_and_what_is_open(
     assert main(["--queue"]) == 0
     printed = capsys.readouterr().out
     assert "GPU minutes" in printed and all(job["job"] in printed for job in listed)
+    assert main(["--queue", "--block", "999"]) == 2
+    assert "the plan has blocks 1 to" in capsys.readouterr().err
     monkeypatch.setattr(queue, "PATH", tmp_path / "queue.json")
     queue.PATH.write_text('{"jobs": [{"job": "a", "command": "c", "seconds": 1, "status": "lost"}]}')
     assert main(["--queue"]) == 2

@@ -6,6 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,12 +124,14 @@ def judged(name: str, measured: dict[str, ItemResult], items: dict[str, Item] | 
 
 
 REFUTED = "refuted for 1 of 1 row"
+ON_TEST_IMAGES: dict[str, Any] = {"alpha": (0.9, 0.1), "alpha_chosen_by": "grid of 11 points on the first 2000 images"}
 CASES = [
     ("beats AT", one("table1", row("a", APGD=56, AT=42)), "confirmed"),
     ("beats AT", one("table1", row("a", APGD=40, AT=42)), REFUTED),
     ("alpha", one("table1", replace(row("a", APGD=56), alpha=(0.8, 0.2))), "confirmed"),
     ("alpha", one("table1", replace(row("a", APGD=56), alpha=(0.5, 0.5))), REFUTED),
     ("alpha", one("table1", replace(row("a", APGD=56), alpha=(1.0, 0.0))), "undecided for 1 of 1 row"),
+    ("alpha", one("table1", replace(row("a", APGD=56), **ON_TEST_IMAGES)), "undecided for 1 of 1 row"),
     ("overestimate", one("table1", row("a", APGD=56, ARC=37)), "confirmed"),
     ("overestimate", one("table1", row("a", APGD=40, ARC=37)), REFUTED),
     ("below AT", one("table2", row("a", AT=42, ARC=37, **{"AT: ARC": 40})), "confirmed"),
@@ -165,7 +168,7 @@ def test_a_claim_names_the_training_and_counts_an_ensemble_once() -> None:
     same = replace(row("a", APGD=56, ARC=37), ensemble="zoo:a", recipe="fast, 10 epochs")
     found = judged("overestimate", {**one("table1", same), **one("table2", replace(same, row="b"))})
     assert "over 1 ensemble." in found.summary
-    assert found.evidence == ("a: 56.00 under APGD, 37.00 under ARC (n = 100, fast, 10 epochs)",)
+    assert found.evidence == ("a: 56.00 under APGD, 37.00 under ARC (n = 100, fast, 10 epochs): 19.00 ± 0.00 points",)
 
 
 def test_no_row_is_dropped_silently() -> None:

@@ -11,7 +11,11 @@ from small_training import small
 from torch import Tensor
 
 from recarc import Ball, RandomizedEnsemble
+from recarc.data import load
+from recarc.errors import InputError
+from recarc.training.method import StepContext
 from recarc.training.methods import method_named
+from recarc.training.methods.bat import BAT
 from recarc.training.methods.ibp import IBP
 
 pytestmark = pytest.mark.xdist_group("outcomes")  # one worker, so that the members they share are trained once
@@ -42,6 +46,32 @@ def test_bat_gives_a_second_member_strong_on_the_firsts_examples_and_helpless_al
     assert bat.alpha.tolist() == pytest.approx([0.9, 0.1])
     first = bat.members[0].state_dict()  # type: ignore[union-attr]
     assert all(torch.equal(v, first[k]) for k, v in at.members[0].state_dict().items())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_bat_on_copies_that_were_attacked_once_gives_the_same_kind_of_member(
+    at: RandomizedEnsemble, cross: Cross, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attacked = []
+    plain = BAT.perturb
+
+    def counted(self: BAT, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
+        attacked.append(len(x))
+        return plain(self, context, x, y)
+
+    monkeypatch.setattr(BAT, "perturb", counted)
+    bat = small("bat", epochs=4, start=at, changes={"copies": 2, "augment_after": after, "validation": 0})
+    assert sum(attacked) == 2 * len(load("digits", "train"))  # not 4 epochs of batches
+    accuracy = cross(bat)
+    assert float(accuracy[0, 1]) > float(accuracy[0, 0]) + 0.1
+    assert float(accuracy[1, 1]) < 0.2
+
+
+def test_copies_are_for_methods_that_attack_fixed_members() -> None:
+    with pytest.raises(InputError, match="copies is for methods that attack fixed members alone"):
+        small("at", changes={"copies": 2})
+    with pytest.raises(InputError, match="augment_after is True; expected"):
+        small("bat", changes={"augment_after": True})
 
 
 def test_iat_is_symmetric_and_its_first_member_is_at(at: RandomizedEnsemble, cross: Cross) -> None:

@@ -104,13 +104,15 @@ def test_a_resumed_run_knows_its_checkpoint(tmp_path: Path) -> None:
     assert "the checkpoint of step 7" in again.status()
 
 
-@pytest.mark.parametrize("method", ["free", "iat"])
-def test_stopped_at_any_step_a_run_resumes_exactly(tmp_path: Path, method: str, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(("method", "copies", "first"), [("free", 0, 7), ("iat", 0, 7), ("bat", 1, 27)])
+def test_stopped_at_any_step_a_run_resumes_exactly(
+    tmp_path: Path, method: str, copies: int, first: int, monkeypatch: Any
+) -> None:
     from recarc.training.loop import Loop
 
-    settings = {**SETTINGS, "epochs": 1}
+    settings = {**SETTINGS, "epochs": 1, "changes": {"copies": copies}}
     undisturbed = small(method, **settings)
-    ends, between = iter((7, 9, 30)), Loop._between_steps
+    ends, between = iter((first, 9, 30)), Loop._between_steps
     stop_at = [next(ends)]
 
     def interrupted(self: Loop, step: int, stop: threading.Event) -> bool:

@@ -50,30 +50,51 @@ def import_(
         print_line(imported.summary())
 
 
+@zoo.command("add")
+def add_ensemble(
+    file: Annotated[Path, typer.Argument(help="A tar archive of an ensemble folder.")],
+    name: Annotated[str | None, typer.Option(help="The NAME of zoo:NAME; by default that of its folder.")] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Take an ensemble that somebody archived as `zoo:NAME`: its files are checked, and no code in them is run.
+
+    Example: `tar czf pair.tgz pair`, elsewhere `recarc zoo add pair.tgz`, then `recarc evaluate zoo:pair ...`
+    """
+    from recarc.models.archive import add_archive
+
+    entry = add_archive(file, name)
+    if json_:
+        print_json(entry.to_json())
+        return
+    made = ", ".join(f"{key} {value}" for key, value in entry.provenance.items() if value is not None)
+    print_line(f"zoo:{entry.name}: {entry.title} ({made})")
+
+
 @zoo.command("list")
 def list_ensembles(json_: JsonOption = False) -> None:
     """List the ensembles `zoo:NAME`, and the command that trains each ensemble too large to ship.
 
     Example: `recarc zoo list`, then `recarc evaluate zoo:bat-resnet20-linf --data cifar10 --eps 8/255`
     """
-    from recarc.zoo import entries, recipes, verify
+    from recarc.zoo import added, entries, recipes, verify
 
-    shipped = entries()
-    for entry in shipped:
+    shipped, own = entries(), added()
+    for entry in [*shipped, *own]:
         verify(entry.name)
     others = {name: command for name, command in recipes().items() if name not in {entry.made for entry in shipped}}
     if json_:
-        print_json({"ensembles": [entry.to_json() for entry in shipped], "made_by_recipe": others})
+        listed = [entry.to_json() for entry in shipped]
+        print_json({"ensembles": listed, "added": [entry.to_json() for entry in own], "made_by_recipe": others})
         return
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     table = Table("name", "description", "recipe", "trained at commit")
-    for entry in shipped:
+    for entry in [*shipped, *own]:
         commit = str(entry.provenance.get("commit") or "not recorded")[:12]
-        table.add_row(f"zoo:{entry.name}", entry.title, entry.recipe, commit)
-    console.print(table if shipped else "This build comes without ensembles.")
+        table.add_row(f"zoo:{entry.name}", entry.title, entry.recipe or "added", commit)
+    console.print(table if shipped or own else "This build comes without ensembles.")
     not_shipped = Table("not shipped", "trained by (in a checkout of the repository)")
     for name, command in others.items():
         not_shipped.add_row(name, command)

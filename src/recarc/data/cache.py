@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from recarc.atomic import replacing, sweep, write_bytes
+from recarc.atomic import cache_home, replacing, sweep, write_bytes
 from recarc.data.formats import Block, check_labels
 from recarc.data.imageset import ImageSet, content_hash, seal
 from recarc.errors import InputError
@@ -31,10 +31,8 @@ STALE_AFTER = 24 * 3600  # seconds after which the leftovers of an interrupted w
 
 
 def cache_root() -> Path:
-    """`RECARC_CACHE`, or `~/.cache/recarc`."""
-    given = os.environ.get("RECARC_CACHE")
-    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "recarc"
-    return base.expanduser() / "data"
+    """Where decoded splits and downloads are kept."""
+    return cache_home() / "data"
 
 
 def downloads(name: str) -> Path:

@@ -125,6 +125,7 @@ def configure(
         check_scale(ball, images.shape, confirm)
     values = recipe_for(recipe, chosen, images.name, arch).changed(dict(changes))
     check_sizes(values, images)
+    check_copies(values, chosen, images)
     weights = None if alpha is None else validated_alpha(alpha, count)
     config = TrainingConfig(
         chosen,
@@ -173,6 +174,14 @@ def check_sizes(recipe: Recipe, data: ImageSet) -> None:
         raise InputError(f"validation is {recipe.validation}, but {data.name} {data.split} has {len(data)} images")
     if recipe.batch > rest:
         raise InputError(f"batch {recipe.batch} is larger than the {rest} training images; lower it")
+
+
+def check_copies(recipe: Recipe, method: Method, data: ImageSet) -> None:
+    """Examples are made once only where the attacked members stay as they are and the images fit into memory."""
+    if recipe.copies and not method.attacks_fixed_only:
+        raise InputError(f"copies is for methods that attack fixed members alone, such as bat; {method.name} does not")
+    if recipe.copies and data.streamed:
+        raise InputError(f"copies needs the training images in memory; {data.name} is read from disk: leave it out")
 
 
 def check_scale(ball: Ball, shape: Sequence[int], confirm: bool) -> None:

@@ -65,6 +65,7 @@ class Method:
     needs_ball: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
     half_precision: ClassVar[bool] = True  # can be trained in bfloat16
+    attacks_fixed_only: ClassVar[bool] = False  # `perturb` looks at `fixed` alone: its examples may be made once
     reads_features: ClassVar[bool] = False  # `perturb` looks at layers inside the victims: no folded copies
     differentiates_twice: ClassVar[bool] = False  # `perturb` takes second derivatives: no fused copies
     needs_input_gradient: ClassVar[bool] = False  # `after_update` gets the gradient of the loss in the perturbed batch

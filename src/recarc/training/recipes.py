@@ -40,6 +40,8 @@ class Recipe:
     # Batch norm during the attack: "train" as in Rice et al. 2020, "eval" as in TRADES, which can be folded.
     attack_mode: str = "train"
     replays: int = 1
+    copies: int = 0  # of the training set, attacked once for the whole stage (see AdversarialCopies); 0: in every step
+    augment_after: bool = False  # crop and flip the attacked copies in every step, not the images before the attack
     diversity: float = 1.0  # scales the diversity terms of adp, gal and trs
     validation: int = 1000  # images held out of the training set
     validate_every: int = 1  # epochs
@@ -59,9 +61,18 @@ class Recipe:
         every = self.validate_every
         whole = isinstance(every, int) and every >= 1
         _check(whole, "validate_every", every, "a whole number of epochs >= 1; use validation=0 for no validation")
-        for name, least in (("batch", 1), ("attack_steps", 1), ("replays", 1), ("validation", 0), ("patience", 0)):
+        for name, least in (
+            ("batch", 1),
+            ("attack_steps", 1),
+            ("replays", 1),
+            ("copies", 0),
+            ("validation", 0),
+            ("patience", 0),
+        ):
             value = getattr(self, name)
             _check(isinstance(value, int) and value >= least, name, value, f"a whole number >= {least}")
+        flag = isinstance(self.augment_after, bool) and self.copies >= self.augment_after
+        _check(flag, "augment_after", self.augment_after, "true or false, and true only with copies")
         _choice("schedule", self.schedule, SCHEDULES)
         _choice("optimizer", self.optimizer, ("sgd", "adam"))
         _choice("attack_mode", self.attack_mode, ("train", "eval"))

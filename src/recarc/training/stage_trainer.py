@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recarc.errors import InputError
+from recarc.training.adversarial_copies import AdversarialCopies
 from recarc.training.batches import CROP_DRAWS, Augmentation, Pixels, epoch_order
 from recarc.training.config import TrainingConfig
 from recarc.training.distributed import share_batch_norm
@@ -69,6 +70,8 @@ class StageTrainer:
             host_generator=self.host_generator,
         )
         method.setup(self.context, self.pixels.float())
+        self.reuses = bool(recipe.copies) and method.attacks_fixed_only  # trains on examples made once
+        self.copies: AdversarialCopies | None = None  # made with the first batch
         self.optimizer = optimizer_for(recipe, [p.data for m in self.masters for p in m.parameters()])
         self.average = Average(self.masters) if recipe.ema else None
         self.eval_models = [copy.deepcopy(m).requires_grad_(False).eval() for m in self.masters]
@@ -82,6 +85,7 @@ class StageTrainer:
         self.share = self.execution.group.share(batch)
         size = self.share.stop - self.share.start
         self.pixels = torch.zeros((size, *data.shape), dtype=torch.uint8, device=device)
+        self.examples = torch.zeros(self.pixels.shape, dtype=torch.float16, device=device)
         self.labels = torch.zeros(size, dtype=torch.int64, device=device)
         self.draws = torch.zeros((batch, CROP_DRAWS + start_noise_size(data.shape)), device=device)
         self.lr, self.decay = torch.zeros((), device=device), torch.zeros((), device=device)
@@ -97,9 +101,16 @@ class StageTrainer:
         start = place * self.recipe.batch
         rows = self._order[1][start + self.share.start : start + self.share.stop]
         self.data.fetch(rows, self.pixels, self.labels)
+        if self.reuses:
+            self.copies = self.copies or self._copies()
+            self.copies.fetch(rows, epoch, self.examples)
         self.context.progress = step / steps
         self.lr.fill_(self.recipe.learning_rate(step, steps))
         self.decay.fill_(self.recipe.average_decay(step))
+
+    def _copies(self) -> AdversarialCopies:
+        before = None if self.recipe.augment_after else self.augmentation
+        return AdversarialCopies(self.method, self.context, self.data, before, self.execution, self.seed)
 
     def draw(self) -> None:
         """Draw this step's random numbers, for the whole batch of all processes."""
@@ -108,7 +119,12 @@ class StageTrainer:
     def step(self) -> None:
         """Take one step on the loaded batch with the drawn numbers; everything stays on the device."""
         u = self.draws[self.share]
-        x = self.augmentation(self.pixels, u[:, :CROP_DRAWS]).float().div_(self.data.levels)
+        if not self.reuses:
+            x = self.augmentation(self.pixels, u[:, :CROP_DRAWS]).float().div_(self.data.levels)
+        elif self.recipe.augment_after:
+            x = self.augmentation(self.examples, u[:, :CROP_DRAWS]).float()
+        else:
+            x = self.examples.float()
         x = self.execution.layout(x)
         self.context.start_noise = u[:, CROP_DRAWS:]
         for _ in range(self.recipe.replays):
@@ -119,7 +135,7 @@ class StageTrainer:
             for shadow in self.shadows:
                 shadow.refresh()
             with torch.no_grad():
-                x_adv = self.method.perturb(self.context, x, y)
+                x_adv = x if self.reuses else self.method.perturb(self.context, x, y)
             if self.method.needs_input_gradient:
                 x_adv = x_adv.detach().requires_grad_()
             terms = self.method.loss(self.context, x, x_adv, y)

@@ -1,7 +1,8 @@
 """Trained ensembles that come with the package: `zoo:NAME` works wherever an ensemble folder is expected.
 
 `index.json` holds the SHA-256 of every file and how each ensemble was made; a file that differs is refused. It also
-lists the commands that train the ensembles of the paper, most of which are too large to ship.
+lists the commands that train the ensembles of the paper, most of which are too large to ship. What `recarc zoo add`
+takes from archives is kept in the same way beside the cache of data sets.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from recarc.atomic import cache_home, replacing, write_bytes, write_through
 from recarc.errors import InputError, unknown
 
 HOME = Path(__file__).parent
 INDEX = "index.json"
 DESCRIPTION = "ensemble.json"
 PREFIX = "zoo:"
+SHOWN = ("command", "method", "data", "arch", "norm", "eps", "members", "seed", "commit", "seconds", "torch")
+SHOWN_OF_RECIPE = ("epochs", "batch", "lr", "schedule")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,16 @@ def entries(home: Path | None = None) -> list[Entry]:
     return _index(home or HOME)[0]
 
 
+def added_home() -> Path:
+    """Where the ensembles are that `recarc zoo add` has taken."""
+    return cache_home() / "zoo"
+
+
+def added() -> list[Entry]:
+    """The ensembles that `recarc zoo add` has taken, in alphabetical order."""
+    return _index(added_home())[0]
+
+
 def recipes() -> dict[str, str]:
     """The command that trains each ensemble of the paper, in a checkout of the repository."""
     return _index(HOME)[1]
@@ -59,6 +73,29 @@ def verify(name: str) -> None:
     _compared(name, None)
 
 
+def keep(entry: Entry, contents: Mapping[str, bytes], home: Path, recipes: Mapping[str, str]) -> None:
+    """Write an ensemble's files into the zoo at `home`, in place of one of that name, and then the index."""
+    with replacing(home / entry.name) as part:
+        part.mkdir()
+        for file, data in contents.items():
+            write_through(part / file, data)
+    others = [e for e in entries(home) if e.name != entry.name]
+    listed = [e.to_json() for e in sorted([entry, *others], key=lambda e: e.name)]
+    document = {"format": 1, "ensembles": listed, "recipes": dict(recipes)}
+    write_bytes(home / INDEX, (json.dumps(document, indent=2) + "\n").encode())
+
+
+def summary(made_by: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of an ensemble's provenance that a list can show; all of it is in its ensemble.json."""
+    shown = {key: made_by[key] for key in SHOWN if key in made_by}
+    recipe, machine = made_by.get("recipe"), made_by.get("machine")
+    if isinstance(recipe, Mapping):
+        shown |= {key: recipe[key] for key in SHOWN_OF_RECIPE if key in recipe}
+    if isinstance(machine, Mapping):
+        shown["device"] = machine.get("device")
+    return shown
+
+
 def _index(home: Path) -> tuple[list[Entry], dict[str, str]]:
     path = home / INDEX
     try:
@@ -67,22 +104,25 @@ def _index(home: Path) -> tuple[list[Entry], dict[str, str]]:
     except FileNotFoundError:
         return [], {}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is damaged ({error}); reinstall recarc") from None
+        remedy = "reinstall recarc" if home == HOME else "move the folder away and add its ensembles again"
+        raise InputError(f"{path} is damaged ({error}); {remedy}") from None
 
 
 def _compared(name: str, files: Iterable[str] | None) -> Path:
-    known = {entry.name: entry for entry in entries()}
-    if name not in known:
-        raise unknown("ensemble of the zoo", name, known)
-    expected = known[name].files
+    homes = {entry.name: home for home in (added_home(), HOME) for entry in entries(home)}  # ours come before theirs
+    if name not in homes:
+        raise unknown("ensemble of the zoo", name, homes)
+    home = homes[name]
+    expected = {entry.name: entry.files for entry in entries(home)}[name]
+    remedy = "reinstall recarc" if home == HOME else f"delete {home / name} and add it again"
     for file in expected if files is None else files:
         try:
-            found = hashlib.sha256((HOME / name / file).read_bytes()).hexdigest()
+            found = hashlib.sha256((home / name / file).read_bytes()).hexdigest()
         except OSError as error:
-            raise InputError(f"{PREFIX}{name} lacks {file} ({error.strerror}); reinstall recarc") from None
+            raise InputError(f"{PREFIX}{name} lacks {file} ({error.strerror}); {remedy}") from None
         if found != expected[file]:
             raise InputError(
                 f"{PREFIX}{name}: {file} is corrupt, its SHA-256 is {found[:12]}... but the index says "
-                f"{expected[file][:12]}...; reinstall recarc"
+                f"{expected[file][:12]}...; {remedy}"
             )
-    return HOME / name
+    return home / name

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from recarc.training.method import Method, Stage, StepContext, expected_loss
 from recarc.training.methods.at import AT
+from recarc.training.recipes import Recipe
 
 
 class BAT(Method):
@@ -23,7 +25,12 @@ class BAT(Method):
     )
     default_members = 2
     min_members = 2
+    attacks_fixed_only = True
     newcomer = 0.1
+
+    def recipe(self, base: Recipe, name: str, data: str) -> Recipe:
+        # What the newcomer adds under adaptive PGD rests on its large gradients, and smoothed labels keep them small.
+        return replace(base, label_smoothing=0.0)
 
     def plan(self, members: int, pretrained: int) -> list[list[Stage]]:
         first = [] if pretrained else [[Stage((0,), method=AT())]]
