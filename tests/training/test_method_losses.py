@@ -16,6 +16,7 @@ from recarc.training.method import Method, StepContext, random_start
 from recarc.training.methods import method_named
 from recarc.training.methods.adp import log_volume, non_true
 from recarc.training.methods.gal import logits_and_gradients
+from recarc.training.methods.jat import sum_of_margins
 from recarc.training.methods.mrboost import mixture_log_probabilities
 from recarc.training.second_order import Shape
 
@@ -266,6 +267,34 @@ def test_margin_loss_and_mixture(context: StepContext, batch: tuple[Tensor, Tens
         assert torch.allclose(actual, p.log(), atol=1e-5)  # type: ignore[union-attr]
     for name in ("mrboost", "barre"):
         assert total(name, one, x, x, y) == pytest.approx(expected / BATCH, rel=1e-5)
+
+
+@pytest.mark.parametrize("tau", [0.0, 1.0, 0.5])
+def test_jat_shares_the_loss_at_the_joint_point(tau: float, context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    expected = 0.0
+    for b in range(BATCH):
+        losses = [ce(member(x[b : b + 1])[0], int(y[b])) for member in context.trained]
+        likelihoods = [math.exp(-tau * value) for value in losses]
+        expected += sum(losses) / 3 if tau == 0 else -math.log(sum(likelihoods) / 3) / tau
+    context = replace(context, recipe=replace(context.recipe, diversity=tau))
+    assert total("jat", context, x, x, y) == pytest.approx(3 * expected / BATCH, rel=1e-5)
+
+
+def test_jat_climbs_where_members_still_stand(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
+    """Its perturbations lower what the members keep together; a member that is fooled deeply is not pushed further."""
+    x, y = batch
+    fooled = nn.Sequential(nn.Flatten(), nn.Linear(9, CLASSES))  # its margin is far below -kappa whatever x is
+    nn.init.constant_(fooled[1].bias, 0)
+    member = context.trained[0]
+    y = torch.zeros_like(y)
+    with torch.no_grad():
+        fooled[1].bias.copy_(torch.tensor([-50.0, 50, 0, 0]))
+    two, one = replace(context, victims=[fooled, member]), replace(context, victims=[member])
+    jat = method_named("jat")
+    assert torch.equal(jat.perturb(two, x, y), jat.perturb(one, x, y))
+    before, after = (sum_of_margins(context, u, y).sum().item() for u in (x, jat.perturb(context, x, y)))
+    assert after < before
 
 
 def test_free_takes_a_step_of_eps_along_the_losss_gradient(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recarc.attacks import Tight
+from recarc.attacks import PGD, RandomAttacker, Tight
 from recarc.board.rows import Board, Row, row_of
 from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError
@@ -57,6 +58,7 @@ def check_entry(
     device: torch.device | str = "cpu",
     again: int = AGAIN,
     seed: int | None = None,
+    alpha_by: str | None = None,
 ) -> Row:
     """The row of a run on the board's data; an InputError of one line says why there is none.
 
@@ -73,6 +75,7 @@ def check_entry(
     judged = judged_again(entry)
     drawn = secrets.randbits(32) if seed is None else seed
     attacked = attacked_again(entry, again, drawn)
+    cross = cross_robustness(entry, again, drawn)
     machine = made_by.get("machine")
     provenance = {
         "command": run.command,
@@ -81,8 +84,10 @@ def check_entry(
         "precision": run.configuration.get("precision"),
         "weights": run.configuration["members"],
         "trained": {key: made_by[key] for key in ("method", "arch", "norm", "seed", "commit") if key in made_by},
+        "training": training_command(made_by),
         "trained_on": machine.get("device") if isinstance(machine, dict) else None,
         "seed": made_by.get("seed", 0),
+        "alpha_by": alpha_by,
         "checked": {"inputs": judged, "attacked_again": attacked},
     }
     seconds = made_by.get("seconds")
@@ -91,6 +96,7 @@ def check_entry(
         method or str(made_by.get("method") or folder.name),
         None if average is None else one_run(average),
         flops=flops(rec, entry.samples),
+        cross=cross,
         minutes=float(seconds) / 60 if isinstance(seconds, (int, float)) else None,
         provenance=provenance,
     )
@@ -171,8 +177,7 @@ def saved_inputs(run: Run) -> Iterator[tuple[np.ndarray, Tensor]]:
 
 def attacked_again(entry: Entry, count: int, seed: int) -> str:
     """Attack some samples once more; the run must not claim clearly more than is found now."""
-    total = len(entry.samples)
-    rows = np.sort(np.random.default_rng(seed).choice(total, min(count, total), replace=False))
+    rows = drawn_rows(entry, count, seed)
     x, y = entry.samples.batch(rows)
     found = evaluate(entry.ensemble, Tight(), (x, y), entry.ball, progress=False)
     excess = entry.run.evaluation.robust_scores[rows] - found.robust_scores
@@ -184,6 +189,37 @@ def attacked_again(entry: Entry, count: int, seed: int) -> str:
             f"attacked again, {len(rows)} samples of {entry.run.name} keep {now:.2f} % where the run says {said:.2f} %"
         )
     return f"{len(rows)} samples (seed {seed}): {now:.2f} %, in the run {said:.2f} %"
+
+
+def drawn_rows(entry: Entry, count: int, seed: int) -> np.ndarray:
+    total = len(entry.samples)
+    return np.sort(np.random.default_rng(seed).choice(total, min(count, total), replace=False))
+
+
+def cross_robustness(entry: Entry, count: int, seed: int) -> list[list[float]]:
+    """(M, M) accuracy of member i on PGD's inputs against member j, on the samples that are attacked again."""
+    size = len(entry.ensemble)
+    samples = entry.samples.batch(drawn_rows(entry, count, seed))
+    alike = entry.ensemble.with_alpha([1 / size] * size)
+    found = evaluate(alike, RandomAttacker(PGD()), samples, entry.ball, progress=False).cross_robustness
+    assert found is not None
+    return found.tolist()
+
+
+def training_command(made_by: Mapping[str, Any]) -> str | None:
+    """The command that trains such an ensemble, as its folder tells it; None if the folder does not say."""
+    recipe = made_by.get("recipe")
+    if made_by.get("command") != "train" or not isinstance(recipe, dict):
+        return None
+    words = ["recarc train", made_by["method"], "--members", made_by["members"], "--data", made_by["data"]]
+    words += ["--arch", made_by["arch"], "--recipe", recipe["name"], "--epochs", f"{recipe['epochs']:g}"]
+    if made_by.get("norm"):
+        words += ["--norm", made_by["norm"], "--eps", eps_text(made_by["eps"])]
+    if recipe.get("diversity", 1.0) != 1.0:
+        words += ["--set", f"diversity={recipe['diversity']:g}"]
+    if made_by.get("start"):
+        words += ["--start", "FIRST_MEMBERS"]
+    return " ".join(map(str, [*words, "--seed", made_by["seed"], "--out", "FOLDER"]))
 
 
 def flops(rec: RandomizedEnsemble, samples: Samples) -> float | None:

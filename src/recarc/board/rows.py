@@ -23,6 +23,7 @@ from recarc.sampling import best_for_patterns
 FORMAT = 1
 EPS = {"linf": 8 / 255, "l2": 128 / 255}  # the problems of a new board
 MOST = 1e18  # of any figure
+POINTS = 21  # of a curve over alpha
 Json = dict[str, Any]
 
 
@@ -49,6 +50,9 @@ class Row:
     vote: float  # what the majority vote of the members keeps at the points of the same attacks
     average: float | None = None  # what the averaged probabilities keep under an attack of their own
     joint: float | None = None  # P(R), for two members: each can be fooled, but not both by one perturbation
+    alone: list[float] = field(default_factory=list)  # what each member keeps alone, under the same attacks
+    cross: list[list[float]] = field(default_factory=list)  # what member i keeps at PGD's points for member j
+    curve: list[list[float]] = field(default_factory=list)  # see `curve_over_alpha`
     signals: list[str] = field(default_factory=list)  # of masked gradients
     flops: float | None = None  # expected, per query
     minutes: float | None = None  # of training
@@ -159,13 +163,18 @@ def _check_row(row: Row) -> None:
         for end in ("value", "low", "high"):
             _number(figure[end], name)
     known = row.provenance
-    for name in ("hardware", "commit", "command", "trained_on"):
+    for name in ("hardware", "commit", "command", "trained_on", "training", "alpha_by"):
         if not isinstance(known.get(name, ""), str | None):
             raise ValueError(f"its {name} is {known[name]!r:.40}")
     if not row.alpha or not isinstance(known.get("checked", {}), dict) or not isinstance(row.signals, list):
         raise ValueError(f"the row of {row.method!r:.40} has no alpha, or signals or checks of another kind")
-    for value in row.alpha:
-        _number(value, "alpha")
+    for name, values in (("alpha", row.alpha), ("alone", row.alone)):
+        for value in values:
+            _number(value, name)
+    for name, lines, length in (("cross", row.cross, row.members), ("curve", row.curve, 3)):
+        for line in lines:
+            if len([_number(value, name) for value in line]) != length:
+                raise ValueError(f"{name} has a line of {len(line)} numbers, expected {length}")
 
 
 def _number(value: Any, name: str) -> float:
@@ -222,6 +231,8 @@ def row_of(run: Run, method: str, average: Run | None = None, **known: Any) -> R
         vote=float(estimate(vote_scores(evaluation)).value),
         average=None if average is None else average.evaluation.robust_accuracy,
         joint=_joint(seen) if len(evaluation.alpha) == 2 else None,
+        alone=alone.mean(1).tolist(),
+        curve=curve_over_alpha(seen, alone, run.alpha, best),
         signals=sorted({signal.name for signal in evaluation.signals}),
         **known,
     )
@@ -237,6 +248,29 @@ def patterns(evaluation: Evaluation) -> list[np.ndarray]:
             only[i] = ~bits
             seen.append(only)
     return seen
+
+
+def curve_over_alpha(
+    seen: Sequence[np.ndarray], alone: np.ndarray, alpha: Sequence[float], best: int
+) -> list[list[float]]:
+    """(t, accuracy at the points found, floor) as the best member's probability t goes from 0 to 1.
+
+    The other members keep their proportions. No more than the accuracy, as other points may be worse at another alpha.
+    """
+    if len(alpha) == 1:
+        return []
+    others = np.array(alpha, dtype=float)
+    others[best] = 0.0
+    if not others.any():  # the best member was the only one drawn
+        others = np.ones_like(others)
+        others[best] = 0.0
+    curve = []
+    for t in np.linspace(0, 1, POINTS):
+        weights = (1 - t) * others / others.sum()
+        weights[best] = t
+        error = np.max([weights @ pattern for pattern in seen], axis=0).mean()
+        curve.append([float(t), float(1 - error), float(weights @ alone.mean(1))])
+    return curve
 
 
 def vote_scores(evaluation: Evaluation) -> np.ndarray:

@@ -26,6 +26,9 @@ def add(
         Path | None, typer.Option(help="The run of `recarc evaluate --average`: the members' averaged probabilities.")
     ] = None,
     method: Annotated[str | None, typer.Option(help="Name of the method; by default how it was trained.")] = None,
+    alpha_by: Annotated[
+        str | None, typer.Option(help="How alpha was chosen, if not by training, such as 'osp, held-out images'.")
+    ] = None,
     again: Annotated[int, typer.Option(help="Samples to attack again.")] = 64,
     board_file: BoardOption = FILE,
     data_dir: options.DataDirOption = None,
@@ -47,7 +50,15 @@ def add(
     if again < 1:
         raise InputError(f"--again is {again}; expected a number of samples >= 1")
     row = check_entry(
-        run, Board.read(board_file), ensemble, average, method, data_dir, device=use_device(device), again=again
+        run,
+        Board.read(board_file),
+        ensemble,
+        average,
+        method,
+        data_dir,
+        device=use_device(device),
+        again=again,
+        alpha_by=alpha_by,
     )
     rows = len(add_row(board_file, row).rows)
     if json_:
