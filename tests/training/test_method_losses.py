@@ -16,7 +16,7 @@ from recarc.training.method import Method, StepContext, random_start
 from recarc.training.methods import method_named
 from recarc.training.methods.adp import log_volume, non_true
 from recarc.training.methods.gal import logits_and_gradients
-from recarc.training.methods.jat import sum_of_margins
+from recarc.training.methods.jat import SHARPNESS
 from recarc.training.methods.mrboost import mixture_log_probabilities
 from recarc.training.second_order import Shape
 
@@ -269,32 +269,42 @@ def test_margin_loss_and_mixture(context: StepContext, batch: tuple[Tensor, Tens
         assert total(name, one, x, x, y) == pytest.approx(expected / BATCH, rel=1e-5)
 
 
-@pytest.mark.parametrize("tau", [0.0, 1.0, 0.5])
-def test_jat_shares_the_loss_at_the_joint_point(tau: float, context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_jat_trains_some_samples_alone_and_the_rest_together(
+    share: float, context: StepContext, batch: tuple[Tensor, Tensor]
+) -> None:
     x, y = batch
-    expected = 0.0
+    noise = torch.rand((BATCH, 10), generator=torch.Generator().manual_seed(2))
+    context = replace(context, recipe=replace(context.recipe, diversity=share), start_noise=noise)
+    first = BATCH - round(share * BATCH)
+    x_adv = method_named("jat").perturb(context, x, y)
+    for i, member in enumerate(context.victims):
+        own = method_named("at").perturb(replace(context, victims=[member]), x, y)
+        assert torch.allclose(x_adv[i, :first], own[:first], atol=1e-6)
+        assert torch.equal(x_adv[i, first:], x_adv[0, first:])
+    alone = together = 0.0
     for b in range(BATCH):
-        losses = [ce(member(x[b : b + 1])[0], int(y[b])) for member in context.trained]
-        likelihoods = [math.exp(-tau * value) for value in losses]
-        expected += sum(losses) / 3 if tau == 0 else -math.log(sum(likelihoods) / 3) / tau
-    context = replace(context, recipe=replace(context.recipe, diversity=tau))
-    assert total("jat", context, x, x, y) == pytest.approx(3 * expected / BATCH, rel=1e-5)
+        values = [ce(member(x_adv[i, b : b + 1])[0], int(y[b])) for i, member in enumerate(context.trained)]
+        if b < first:
+            alone += sum(values) / BATCH
+        else:
+            together -= 3 / BATCH * math.log(sum(math.exp(-SHARPNESS * v) for v in values) / 3) / SHARPNESS
+    terms = method_named("jat").loss(context, x, x_adv, y)
+    assert terms["alone"].item() == pytest.approx(alone, rel=1e-5, abs=1e-6)
+    assert terms["together"].item() == pytest.approx(together, rel=1e-5, abs=1e-6)
 
 
-def test_jat_climbs_where_members_still_stand(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
-    """Its perturbations lower what the members keep together; a member that is fooled deeply is not pushed further."""
+def test_jat_goes_against_the_members_that_still_stand(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
+    """A member that is fooled deeply does not steer the perturbation for all."""
     x, y = batch
-    fooled = nn.Sequential(nn.Flatten(), nn.Linear(9, CLASSES))  # its margin is far below -kappa whatever x is
-    nn.init.constant_(fooled[1].bias, 0)
-    member = context.trained[0]
-    y = torch.zeros_like(y)
+    fallen = nn.Sequential(nn.Flatten(), nn.Linear(9, CLASSES))
     with torch.no_grad():
-        fooled[1].bias.copy_(torch.tensor([-50.0, 50, 0, 0]))
-    two, one = replace(context, victims=[fooled, member]), replace(context, victims=[member])
+        fallen[1].bias.copy_(torch.tensor([-50.0, 50, 0, 0]))
+    standing, y = context.victims[0], torch.zeros_like(y)
+    context = replace(context, recipe=replace(context.recipe, diversity=1.0))
     jat = method_named("jat")
-    assert torch.equal(jat.perturb(two, x, y), jat.perturb(one, x, y))
-    before, after = (sum_of_margins(context, u, y).sum().item() for u in (x, jat.perturb(context, x, y)))
-    assert after < before
+    both, one = (jat.perturb(replace(context, victims=v), x, y)[0] for v in ([fallen, standing], [standing]))
+    assert torch.equal(both, one)
 
 
 def test_free_takes_a_step_of_eps_along_the_losss_gradient(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:

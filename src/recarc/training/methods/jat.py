@@ -1,49 +1,70 @@
-"""Joint adversarial training: members trained against the one perturbation that fools as many of them as it can."""
+"""Joint adversarial training: part of every batch is attacked member by member, part by one perturbation for all."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from recarc.losses import cross_entropy, margin
+from recarc.losses import cross_entropy
 from recarc.training.method import LossTerms, Method, StepContext
+from recarc.training.recipes import Recipe
 
-KAPPA = 0.2  # a fooled member is pushed until its margin is -KAPPA, in logits, and then left alone
+SHARPNESS = 3.0  # tau: the larger, the more the members' joint loss is that of the best of them
 
 
 class JAT(Method):
-    """min_theta max_delta of what a randomized ensemble loses, instead of what each member loses at a point of its own.
+    """mean_i max_delta l_i(x + delta) on one half of the samples, max_delta min_i l_i(x + delta) on the other.
 
-    delta is Climb's: PGD on -sum_i relu(margin_i + kappa), in which a member that is fooled no longer counts, so that
-    the steps go to the others. At that point the members share the loss -log((1/M) sum_i p_i^tau) / tau, p_i member
-    i's probability of y: tau -> 0 is the mean cross-entropy, where every member must be right; the larger tau (the
-    recipe's `diversity`), the more each member minds the samples on which the others fall but it does not.
-    A step costs what a step of `iat` with as many members does.
+    Of two equiprobable members, a sample keeps 1 if no point of the ball fools either, 1/2 if none fools both, and
+    else 0: half of what can be won is won by members that hold alone, as `iat` trains them, and half by members that
+    never fall together. min_i is -log(mean_i p_i^tau) / tau, with p_i member i's probability of y, for the attack,
+    whose steps then go against whoever still stands, and for the loss, which asks most of those who can still win.
+    A step costs what a step of `iat` with as many members does. The recipe's `diversity` is the second part's share.
     """
 
-    summary = "members trained at once against perturbations that fool them together, as Climb seeks them (our own)"
+    summary = "members that hold alone (half of each batch, as `iat`) and never fall together (the other half); our own"
     default_members = 2
     min_members = 2
     joint = True
 
+    def recipe(self, base: Recipe, name: str, data: str) -> Recipe:
+        return replace(base, diversity=0.5)
+
     def perturb(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
-        return context.pgd(lambda u: -sum_of_margins(context, u, y), x)
+        """(M, B, ...): a point of its own for each member on the first samples, the same one for all on the rest."""
+        n = alone(context, len(x))
+        first, rest = rows(context, slice(n)), rows(context, slice(n, None))
+        together = rest.pgd(lambda u: joint_loss(losses(rest, u, y[n:])), x[n:]) if n < len(x) else x[n:]
+        own = [first.pgd_on(member, x[:n], y[:n]) if n else x[:n] for member in context.victims]
+        return torch.stack([torch.cat([points, together]) for points in own])
 
     def loss(self, context: StepContext, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
-        losses = torch.stack([cross_entropy(member(x_adv), y) for member in context.trained])
-        return {"shared": len(losses) * shared(losses, context.recipe.diversity).mean()}
+        n, members = alone(context, len(y)), len(context.trained)
+        found = torch.stack([cross_entropy(member(u), y) for member, u in zip(context.trained, x_adv)])
+        return {"alone": found[:, :n].sum() / len(y), "together": members * joint_loss(found[:, n:]).sum() / len(y)}
+
+    def validation_batch(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
+        return context.pgd(lambda u: joint_loss(losses(context, u, y)), x)
 
 
-def sum_of_margins(context: StepContext, x: Tensor, y: Tensor) -> Tensor:
-    """sum_i relu(margin_i(x) + kappa), (B,)."""
-    margins = torch.stack([margin(member(x).float(), y) for member in context.mixture])
-    return (margins + KAPPA).clamp(min=0).sum(0)
+def alone(context: StepContext, count: int) -> int:
+    """How many of a batch's samples are attacked member by member."""
+    return count - round(min(context.recipe.diversity, 1.0) * count)
 
 
-def shared(losses: Tensor, tau: float) -> Tensor:
-    """(M, B) cross-entropies -> (B,) -log((1/M) sum_i exp(-tau l_i)) / tau; their mean for tau = 0."""
-    if tau == 0:
-        return losses.mean(0)
-    return (math.log(len(losses)) - torch.logsumexp(-tau * losses, 0)) / tau
+def rows(context: StepContext, part: slice) -> StepContext:
+    """The context of some of a batch's samples."""
+    return context if context.start_noise is None else replace(context, start_noise=context.start_noise[part])
+
+
+def losses(context: StepContext, x: Tensor, y: Tensor) -> Tensor:
+    """(M, B) cross-entropies of the members under attack."""
+    return torch.stack([cross_entropy(member(x), y) for member in context.victims])
+
+
+def joint_loss(values: Tensor) -> Tensor:
+    """(M, B) cross-entropies l_i -> (B,) -log(mean_i exp(-tau l_i)) / tau, a smooth minimum."""
+    return (math.log(len(values)) - torch.logsumexp(-SHARPNESS * values, 0)) / SHARPNESS
