@@ -61,12 +61,16 @@ def test_an_entry_becomes_a_row(folder: Path, capsys: pytest.CaptureFixture[str]
     assert row.most >= row.gain["value"] - 1e-9 and row.gain_at_floor <= row.gain["value"] + 1e-9
     assert row.flops is not None and row.flops > 1e4 and row.minutes == 0.5
     assert row.provenance["checked"]["inputs"].endswith("again")
+    assert row.alone == result.alone.mean(1).tolist() and np.shape(row.cross) == (2, 2)
+    at_alpha = next(found for t, found, _ in row.curve if t == pytest.approx(row.alpha[row.best]))
+    assert at_alpha == pytest.approx(row.tight["value"]) and row.curve[-1][1] == pytest.approx(row.best_member)
+    assert all(floor <= found + 1e-9 for _, found, floor in row.curve)
 
     page = folder / "board.html"
     assert run(["board", "show", "--board", f"{folder / 'board.json'}", "--page", f"{page}", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert shown["rows"][0]["method"] == "bat" and "The largest gain" in shown["answer"]
-    assert "bat, linf, M = 2" in page.read_text() and page.read_text().count("<tbody") == 1
+    assert "bat, linf, M = 2" in page.read_text() and page.read_text().count("<tbody data-method") == 1
 
 
 def test_a_second_entry_of_the_same_name_replaces_the_first(folder: Path, tmp_path: Path) -> None:

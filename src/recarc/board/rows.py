@@ -65,6 +65,12 @@ class Row:
         return f"{self.method}, {self.norm}, M = {self.members}, alpha {weights}, seed {self.provenance.get('seed', 0)}"
 
     @property
+    def best(self) -> int:
+        """The member that keeps most alone, of those that are drawn."""
+        kept = [value if a > 0 else -1.0 for value, a in zip(self.alone, self.alpha)]
+        return kept.index(max(kept)) if kept else 0
+
+    @property
     def p_value(self) -> float:
         """p-value of the gain being 0, from its paired interval."""
         half = (self.gain["high"] - self.gain["low"]) / 2
@@ -171,7 +177,9 @@ def _check_row(row: Row) -> None:
     for name, values in (("alpha", row.alpha), ("alone", row.alone)):
         for value in values:
             _number(value, name)
-    for name, lines, length in (("cross", row.cross, row.members), ("curve", row.curve, 3)):
+    if len(row.alone) not in (0, len(row.alpha)) or len(row.cross) not in (0, len(row.alone)):
+        raise ValueError(f"the row of {row.method!r:.40} has figures of more or fewer members than alpha")
+    for name, lines, length in (("cross", row.cross, len(row.alpha)), ("curve", row.curve, 3)):
         for line in lines:
             if len([_number(value, name) for value in line]) != length:
                 raise ValueError(f"{name} has a line of {len(line)} numbers, expected {length}")
