@@ -13,7 +13,7 @@ import torch
 
 from recarc import Ball, InputError, RandomizedEnsemble, Tight, evaluate, load_ensemble, save_ensemble
 from recarc.board import entry
-from recarc.board.rows import Board, Row, add_row, row_of, vote_scores
+from recarc.board.rows import Board, Row, add_row, packed, row_of, unpacked, vote_scores
 from recarc.cli.app import run
 from recarc.data import load
 from recarc.evaluation import Evaluation
@@ -62,6 +62,7 @@ def test_an_entry_becomes_a_row(folder: Path, capsys: pytest.CaptureFixture[str]
     assert row.flops is not None and row.flops > 1e4 and row.minutes == 0.5
     assert row.provenance["checked"]["inputs"].endswith("again")
     assert row.alone == result.alone.mean(1).tolist() and np.shape(row.cross) == (2, 2)
+    assert row.scores is not None and np.allclose(row.scores, result.robust_scores)
     at_alpha = next(found for t, found, _ in row.curve if t == pytest.approx(row.alpha[row.best]))
     assert at_alpha == pytest.approx(row.tight["value"]) and row.curve[-1][1] == pytest.approx(row.best_member)
     assert all(floor <= found + 1e-9 for _, found, floor in row.curve)
@@ -162,6 +163,14 @@ def test_a_damaged_board_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         (tmp_path / "b.json").write_text(text)
         assert run(["board", "show", "--board", f"{tmp_path / 'b.json'}"]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_which_members_are_right_survives_packing() -> None:
+    right = np.random.default_rng(0).random((3, 21)) < 0.5
+    assert np.array_equal(unpacked(packed(right), 3, 21), right)
+    for text, members in (("!", 3), ("AAAA", 3), (packed(right), 2), (packed(right), 4)):
+        with pytest.raises(ValueError):
+            unpacked(text, members, 21)
 
 
 def test_the_vote_at_the_worst_point_kept() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -53,6 +55,7 @@ class Row:
     alone: list[float] = field(default_factory=list)  # what each member keeps alone, under the same attacks
     cross: list[list[float]] = field(default_factory=list)  # what member i keeps at PGD's points for member j
     curve: list[list[float]] = field(default_factory=list)  # see `curve_over_alpha`
+    kept: str = ""  # which members are right at the worst point of each sample, see `packed`: rows can be paired
     signals: list[str] = field(default_factory=list)  # of masked gradients
     flops: float | None = None  # expected, per query
     minutes: float | None = None  # of training
@@ -69,6 +72,13 @@ class Row:
         """The member that keeps most alone, of those that are drawn."""
         kept = [value if a > 0 else -1.0 for value, a in zip(self.alone, self.alpha)]
         return kept.index(max(kept)) if kept else 0
+
+    @property
+    def scores(self) -> np.ndarray | None:
+        """(N,) what each sample keeps; None in a row of older date."""
+        if not self.kept:
+            return None
+        return np.array(self.alpha) @ unpacked(self.kept, len(self.alpha), self.samples)
 
     @property
     def p_value(self) -> float:
@@ -177,6 +187,9 @@ def _check_row(row: Row) -> None:
     for name, values in (("alpha", row.alpha), ("alone", row.alone)):
         for value in values:
             _number(value, name)
+    scores = row.scores
+    if scores is not None and not math.isclose(scores.mean(), row.tight["value"], abs_tol=1e-6):
+        raise ValueError(f"the row of {row.method!r:.40} keeps another accuracy than its samples")
     if len(row.alone) not in (0, len(row.alpha)) or len(row.cross) not in (0, len(row.alone)):
         raise ValueError(f"the row of {row.method!r:.40} has figures of more or fewer members than alpha")
     for name, lines, length in (("cross", row.cross, len(row.alpha)), ("curve", row.curve, 3)):
@@ -241,6 +254,7 @@ def row_of(run: Run, method: str, average: Run | None = None, **known: Any) -> R
         joint=_joint(seen) if len(evaluation.alpha) == 2 else None,
         alone=alone.mean(1).tolist(),
         curve=curve_over_alpha(seen, alone, run.alpha, best),
+        kept=packed(evaluation.adversarial_predictions[0] == evaluation.labels),
         signals=sorted({signal.name for signal in evaluation.signals}),
         **known,
     )
@@ -256,6 +270,24 @@ def patterns(evaluation: Evaluation) -> list[np.ndarray]:
             only[i] = ~bits
             seen.append(only)
     return seen
+
+
+def packed(right: np.ndarray) -> str:
+    """(M, N) booleans as text: eight to a byte, compressed, in base 64."""
+    return base64.b64encode(zlib.compress(np.packbits(right, axis=1).tobytes(), 9)).decode()
+
+
+def unpacked(text: str, members: int, samples: int) -> np.ndarray:
+    """(M, N) booleans from `packed`; a ValueError if there are more or fewer."""
+    length = members * -(-samples // 8)
+    try:
+        data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), length + 1)
+    except zlib.error as error:
+        raise ValueError(f"kept cannot be unpacked ({error})") from None
+    if len(data) != length:
+        raise ValueError(f"kept does not hold {members} x {samples} bits")
+    rows = np.frombuffer(data, np.uint8).reshape(members, -1)
+    return np.unpackbits(rows, axis=1, count=samples).astype(bool)
 
 
 def curve_over_alpha(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recarc.losses import cross_entropy
 from recarc.training.method import LossTerms, Method, StepContext
@@ -35,19 +36,29 @@ class JAT(Method):
 
     def perturb(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
         """(M, B, ...): a point of its own for each member on the first samples, the same one for all on the rest."""
-        n = alone(context, len(x))
-        first, rest = rows(context, slice(n)), rows(context, slice(n, None))
-        together = rest.pgd(lambda u: joint_loss(losses(rest, u, y[n:])), x[n:]) if n < len(x) else x[n:]
-        own = [first.pgd_on(member, x[:n], y[:n]) if n else x[:n] for member in context.victims]
-        return torch.stack([torch.cat([points, together]) for points in own])
+        members, n, noise = len(context.victims), alone(context, len(x)), context.start_noise
+
+        def copies(batch: Tensor) -> Tensor:
+            return torch.cat([*[batch[:n]] * members, batch[n:]])
+
+        def batches(points: Tensor) -> list[Tensor]:
+            own, shared = points[: members * n], points[members * n :]
+            return [torch.cat([own[i * n : (i + 1) * n], shared]) for i in range(members)]
+
+        def objective(points: Tensor) -> Tensor:
+            found = losses(context.victims, batches(points), y)
+            return torch.cat([found[:, :n].flatten(), joint_loss(found[:, n:])])
+
+        attacked = replace(context, start_noise=None if noise is None else copies(noise))
+        return torch.stack(batches(attacked.pgd(objective, copies(x))))
 
     def loss(self, context: StepContext, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
-        n, members = alone(context, len(y)), len(context.trained)
-        found = torch.stack([cross_entropy(member(u), y) for member, u in zip(context.trained, x_adv)])
-        return {"alone": found[:, :n].sum() / len(y), "together": members * joint_loss(found[:, n:]).sum() / len(y)}
+        found, n = losses(context.trained, x_adv, y), alone(context, len(y))
+        together = len(found) * joint_loss(found[:, n:])
+        return {"alone": found[:, :n].sum() / len(y), "together": together.sum() / len(y)}
 
     def validation_batch(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
-        return context.pgd(lambda u: joint_loss(losses(context, u, y)), x)
+        return context.pgd(lambda u: joint_loss(losses(context.victims, [u] * len(context.victims), y)), x)
 
 
 def alone(context: StepContext, count: int) -> int:
@@ -55,14 +66,9 @@ def alone(context: StepContext, count: int) -> int:
     return count - round(min(context.recipe.diversity, 1.0) * count)
 
 
-def rows(context: StepContext, part: slice) -> StepContext:
-    """The context of some of a batch's samples."""
-    return context if context.start_noise is None else replace(context, start_noise=context.start_noise[part])
-
-
-def losses(context: StepContext, x: Tensor, y: Tensor) -> Tensor:
-    """(M, B) cross-entropies of the members under attack."""
-    return torch.stack([cross_entropy(member(x), y) for member in context.victims])
+def losses(members: Sequence[nn.Module], batches: Iterable[Tensor], y: Tensor) -> Tensor:
+    """(M, B) cross-entropies of each member on a batch of its own."""
+    return torch.stack([cross_entropy(member(x), y) for member, x in zip(members, batches)])
 
 
 def joint_loss(values: Tensor) -> Tensor:
