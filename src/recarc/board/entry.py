@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from recarc.attacks import PGD, RandomAttacker, Tight
-from recarc.board.rows import Board, Row, row_of
+from recarc.board.figures import row_of
+from recarc.board.rows import Board, Row
 from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError
 from recarc.evaluation.engine import evaluate

@@ -1,4 +1,4 @@
-"""A row of the board: what the run of a tight attack says about an ensemble, its members and their rivals."""
+"""The board and its rows: what is known of each ensemble under the same attack, and the answer they give."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import NormalDist
@@ -17,15 +17,11 @@ import numpy as np
 from recarc.atomic import Lock, read_plain, write_bytes
 from recarc.errors import InputError, first_line
 from recarc.evaluation.intervals import holm, paired_interval
-from recarc.evaluation.result import Estimate, Evaluation, estimate
-from recarc.evaluation.verdict import Verdict
-from recarc.report.runs import Run
-from recarc.sampling import best_for_patterns
 
 FORMAT = 1
 EPS = {"linf": 8 / 255, "l2": 128 / 255}  # the problems of a new board
+RIVAL = "IAT"  # independently trained members: what other methods must beat
 MOST = 1e18  # of any figure
-POINTS = 21  # of a curve over alpha
 Json = dict[str, Any]
 
 
@@ -62,10 +58,15 @@ class Row:
     provenance: Json = field(default_factory=dict)
 
     @property
+    def kind(self) -> str:
+        """What rows have in common that differ in the seed alone."""
+        weights = "uniform" if np.ptp(self.alpha) < 1e-6 else ", ".join(f"{a:.3g}" for a in self.alpha)
+        return f"{self.method}, {self.norm}, M = {self.members}, alpha {weights}"
+
+    @property
     def name(self) -> str:
         """Tells rows apart: a new row of the same name takes the place of the old one."""
-        weights = "uniform" if np.ptp(self.alpha) < 1e-6 else ", ".join(f"{a:.3g}" for a in self.alpha)
-        return f"{self.method}, {self.norm}, M = {self.members}, alpha {weights}, seed {self.provenance.get('seed', 0)}"
+        return f"{self.kind}, seed {self.provenance.get('seed', 0)}"
 
     @property
     def best(self) -> int:
@@ -151,20 +152,69 @@ class Board:
         if not mixed:
             return "No randomized ensemble is on this board yet."
         helping, hurting = self.helping(), self.hurting()
-        best = max(mixed, key=lambda row: row.gain["value"])
         unclear = len(mixed) - len(helping) - len(hurting)
         first = (
             f"Of {len(mixed)} randomized ensembles, {_keep(len(helping))} more under the strongest attack than their "
             f"best member does alone, {_keep(len(hurting))} less, and {unclear} cannot be told apart from it (paired "
             "intervals, corrected for the number of comparisons)."
         )
-        second = (
-            f"The largest gain is {100 * best.gain['value']:+.2f} points [{100 * best.gain['low']:+.2f}, "
-            f"{100 * best.gain['high']:+.2f}], of {best.name} on {best.samples:,} images"
-        )
-        if best.verdict != "conclusive":
-            second += f"; its verdict is open, and at its floor the gain would be {100 * best.gain_at_floor:+.2f}"
+        best = max((self.seeds_of(row) for row in mixed), key=lambda rows: _mean(row.gain["value"] for row in rows))
+        value, low, high = (100 * _mean(row.gain[end] for row in best) for end in ("value", "low", "high"))
+        gains = [100 * row.gain["value"] for row in best]
+        second = f"The largest gain is {value:+.2f} points [{low:+.2f}, {high:+.2f}], of {best[0].kind}, "
+        second += f"on {best[0].samples:,} images, "
+        second += f"mean of {len(best)} seeds ({min(gains):+.2f} to {max(gains):+.2f})" if best[1:] else "one seed"
+        if any(row.verdict != "conclusive" for row in best):
+            floor = 100 * _mean(row.gain_at_floor for row in best)
+            second += f"; its verdict is open, and at its floor the gain would be {floor:+.2f}"
         return f"{first} {second}."
+
+    def seeds_of(self, row: Row) -> list[Row]:
+        """The rows that differ from this one in the seed alone."""
+        return [other for other in self.rows if other.kind == row.kind and other.samples == row.samples]
+
+    def over(self, row: Row, rival: str = RIVAL) -> Over | None:
+        """How much more a kind of ensemble keeps than the rival of as many equiprobable members; None without one."""
+        like = replace(row, method=rival, alpha=[1 / row.members] * row.members).kind
+        mine, theirs = self.seeds_of(row), [r for r in self.rows if r.kind == like and r.samples == row.samples]
+        scores = [[r.scores for r in rows] for rows in (mine, theirs)]
+        if row.method == rival or not theirs or any(s is None for part in scores for s in part):
+            return None
+        difference = np.mean(scores[0], axis=0) - np.mean(scores[1], axis=0)
+        believed = {
+            name: _mean(getattr(r, name) for r in mine) - _mean(getattr(r, name) for r in theirs)
+            for name in ("adaptive_pgd", "arc")
+        }
+        tight = (float(difference.mean()), *paired_interval(difference))
+        return Over(row.kind, rival, len(mine), len(theirs), **believed, tight=tight)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What each other kind of ensemble keeps more than independently trained members, in a sentence each."""
+        kinds = {row.kind: row for row in self.rows if row.members > 1}
+        return [over.sentence for row in kinds.values() if (over := self.over(row)) is not None]
+
+
+@dataclass(frozen=True)
+class Over:
+    """A difference in accuracy between two kinds of ensembles, means over their seeds."""
+
+    kind: str
+    rival: str
+    seeds: int
+    rival_seeds: int
+    adaptive_pgd: float
+    arc: float
+    tight: tuple[float, float, float]  # value, low, high, paired over the samples
+
+    @property
+    def sentence(self) -> str:
+        value, low, high = (100 * end for end in self.tight)
+        return (
+            f"{self.kind} ({_counted(self.seeds)}) keeps {value:+.2f} points [{low:+.2f}, {high:+.2f}] relative to "
+            f"{self.rival} with as many members ({_counted(self.rival_seeds)}) under tight; AdaptivePGD would say "
+            f"{100 * self.adaptive_pgd:+.2f}, ARC {100 * self.arc:+.2f}."
+        )
 
 
 def _check_row(row: Row) -> None:
@@ -205,6 +255,14 @@ def _number(value: Any, name: str) -> float:
     return value
 
 
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+def _counted(seeds: int) -> str:
+    return "one seed" if seeds == 1 else f"{seeds} seeds"
+
+
 def _keep(count: int) -> str:
     return f"{count} {'keeps' if count == 1 else 'keep'}"
 
@@ -216,60 +274,6 @@ def add_row(path: str | Path, row: Row) -> Board:
         board = Board.read(path).with_row(row)
         board.write(path)
     return board
-
-
-def row_of(run: Run, method: str, average: Run | None = None, **known: Any) -> Row:
-    """The row of a tight run; `known`: flops, minutes, provenance."""
-    evaluation = run.evaluation
-    alone, floors = evaluation.alone, evaluation.floor_scores
-    if alone is None or floors is None:
-        raise InputError(f"{run.name} attacked no member alone; a row needs a run of --attack tight")
-    if average is not None and average.data != run.data:
-        raise InputError(f"{average.name} is on other images than {run.name}; both belong to one row")
-    attacked = np.where((evaluation.alpha > 0)[:, None], alone, False)
-    best = int(attacked.mean(1).argmax())
-    seen = patterns(evaluation)
-    stages = evaluation.stage_accuracies
-    gains = evaluation.robust_scores - attacked[best]
-    gain = Estimate(float(gains.mean()), *((0.0, 0.0) if len(evaluation.alpha) == 1 else paired_interval(gains)))
-    return Row(
-        method=method,
-        norm=str(run.ball["norm"]),
-        eps=float(run.eps or math.nan),
-        members=len(evaluation.alpha),
-        alpha=run.alpha,
-        samples=len(evaluation),
-        clean=evaluation.clean_accuracy,
-        adaptive_pgd=stages["adaptive_pgd"].value,
-        arc=stages["arc"].value,
-        tight=_json(evaluation.robust),
-        floor=float(floors.mean()),
-        verdict="conclusive" if Verdict.of(evaluation).conclusive else "open",
-        best_member=float(attacked[best].mean()),
-        gain=_json(gain),
-        gain_at_floor=float((floors - attacked[best]).mean()),
-        most=max(0.0, 1 - best_for_patterns(seen)[1] - float(attacked[best].mean())),
-        vote=float(estimate(vote_scores(evaluation)).value),
-        average=None if average is None else average.evaluation.robust_accuracy,
-        joint=_joint(seen) if len(evaluation.alpha) == 2 else None,
-        alone=alone.mean(1).tolist(),
-        curve=curve_over_alpha(seen, alone, run.alpha, best),
-        kept=packed(evaluation.adversarial_predictions[0] == evaluation.labels),
-        signals=sorted({signal.name for signal in evaluation.signals}),
-        **known,
-    )
-
-
-def patterns(evaluation: Evaluation) -> list[np.ndarray]:
-    """(M, N) each: who is fooled at every point that the run kept, and each member that was fooled alone."""
-    points = _points(evaluation)
-    seen = [predictions != evaluation.labels for predictions in points]
-    if evaluation.alone is not None:
-        for i, bits in enumerate(evaluation.alone):
-            only = np.zeros_like(evaluation.alone)
-            only[i] = ~bits
-            seen.append(only)
-    return seen
 
 
 def packed(right: np.ndarray) -> str:
@@ -288,56 +292,3 @@ def unpacked(text: str, members: int, samples: int) -> np.ndarray:
         raise ValueError(f"kept does not hold {members} x {samples} bits")
     rows = np.frombuffer(data, np.uint8).reshape(members, -1)
     return np.unpackbits(rows, axis=1, count=samples).astype(bool)
-
-
-def curve_over_alpha(
-    seen: Sequence[np.ndarray], alone: np.ndarray, alpha: Sequence[float], best: int
-) -> list[list[float]]:
-    """(t, accuracy at the points found, floor) as the best member's probability t goes from 0 to 1.
-
-    The other members keep their proportions. No more than the accuracy, as other points may be worse at another alpha.
-    """
-    if len(alpha) == 1:
-        return []
-    others = np.array(alpha, dtype=float)
-    others[best] = 0.0
-    if not others.any():  # the best member was the only one drawn
-        others = np.ones_like(others)
-        others[best] = 0.0
-    curve = []
-    for t in np.linspace(0, 1, POINTS):
-        weights = (1 - t) * others / others.sum()
-        weights[best] = t
-        error = np.max([weights @ pattern for pattern in seen], axis=0).mean()
-        curve.append([float(t), float(1 - error), float(weights @ alone.mean(1))])
-    return curve
-
-
-def vote_scores(evaluation: Evaluation) -> np.ndarray:
-    """(N,) the lowest chance that the majority vote is right, over the points that the run kept; ties are drawn."""
-    labels = evaluation.labels.astype(np.int64)
-    worst = np.ones(len(evaluation))
-    for predictions in _points(evaluation):
-        classes = int(max(predictions.max(), labels.max())) + 1
-        votes = np.zeros((classes, len(labels)), dtype=np.int64)
-        for answers in predictions.astype(np.int64):
-            given = answers >= 0
-            votes[answers[given], np.flatnonzero(given)] += 1
-        top = votes.max(0)
-        right = (votes[labels, np.arange(len(labels))] == top) & (top > 0)
-        worst = np.minimum(worst, np.where(right, 1 / np.maximum((votes == top).sum(0), 1), 0.0))
-    return worst
-
-
-def _points(evaluation: Evaluation) -> Sequence[np.ndarray]:
-    return [evaluation.clean_predictions, *evaluation.stages.values(), *evaluation.adversarial_predictions]
-
-
-def _joint(seen: Sequence[np.ndarray]) -> float:
-    """P(R): both members were fooled somewhere, but never at one point."""
-    alone, both = np.any(seen, axis=0).all(0), np.any([pattern.all(0) for pattern in seen], axis=0)
-    return float((alone & ~both).mean())
-
-
-def _json(figure: Estimate) -> Json:
-    return {"value": figure.value, "low": figure.low, "high": figure.high}
