@@ -188,4 +188,5 @@ def test_averaged_probabilities() -> None:
     rec = RandomizedEnsemble([torch.nn.Linear(3, 4), torch.nn.Linear(3, 4)], [0.25, 0.75])
     x = torch.randn(5, 3)
     one, other = (member(x).softmax(1) for member in rec.modules_of_members)
+    assert not RandomizedEnsemble([member.eval() for member in rec.modules_of_members]).averaged().members[0].training  # type: ignore[union-attr]
     torch.testing.assert_close(rec.averaged().logits(x)[0].exp(), 0.25 * one + 0.75 * other)

@@ -16,7 +16,7 @@ import numpy as np
 
 from recarc.atomic import Lock, read_plain, write_bytes
 from recarc.errors import InputError, first_line
-from recarc.evaluation.intervals import holm, paired_interval
+from recarc.evaluation.intervals import holm, paired_interval, wilson
 
 FORMAT = 1
 EPS = {"linf": 8 / 255, "l2": 128 / 255}  # the problems of a new board
@@ -73,6 +73,11 @@ class Row:
         """The member that keeps most alone, of those that are drawn."""
         kept = [value if a > 0 else -1.0 for value, a in zip(self.alone, self.alpha)]
         return kept.index(max(kept)) if kept else 0
+
+    @property
+    def joint_interval(self) -> tuple[float, float]:
+        """95 % interval of P(R) as found."""
+        return wilson(min(max(self.joint or 0.0, 0.0), 1.0), self.samples)
 
     @property
     def scores(self) -> np.ndarray | None:

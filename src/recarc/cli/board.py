@@ -91,7 +91,14 @@ def show(
     if page is not None:
         write_board(content, page)
     if json_:
-        print_json({**asdict(content), "answer": content.answer, "page": None if page is None else str(page)})
+        print_json(
+            {
+                **asdict(content),
+                "answer": content.answer,
+                "remarks": content.remarks,
+                "page": None if page is None else str(page),
+            }
+        )
         return
     head = ["ensemble", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "vote", "verdict"]
     rows = [
@@ -106,6 +113,7 @@ def show(
         for row in content.rows
     ]
     print_table(head, rows)
-    print_line(content.answer)
+    for line in [content.answer, *content.remarks]:
+        print_line(line)
     if page is not None:
         print_line(f"{page}: open it in a browser")
