@@ -166,6 +166,43 @@ def test_a_damaged_board_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def a_row(method: str, right: np.ndarray, seed: int, gain: float = 0.01) -> Row:
+    """A row of two equiprobable members, of which `right` (2, N) are right."""
+    share = {"eps": 0.1, "clean": 0.8, "adaptive_pgd": 0.5, "arc": 0.4, "floor": 0.3, "vote": 0.3}
+    return Row(
+        method=method,
+        norm="linf",
+        members=2,
+        alpha=[0.5, 0.5],
+        samples=right.shape[1],
+        tight={"value": right.mean(), "low": 0.0, "high": 1.0},
+        verdict="open",
+        best_member=0.35,
+        gain={"value": gain, "low": gain - 0.001, "high": gain + 0.001},
+        gain_at_floor=-0.05,
+        most=0.01,
+        kept=packed(right),
+        provenance={"seed": seed},
+        **share,
+    )
+
+
+def test_methods_are_compared_with_independent_members_over_their_seeds(tmp_path: Path) -> None:
+    right = np.zeros((2, 200), dtype=bool)
+    more, most = right.copy(), right.copy()
+    more[0, :50], most[:, :50] = True, True
+    board = Board()
+    for row in (a_row("IAT", right, 0), a_row("X", more, 0, 0.01), a_row("X", most, 1, 0.03)):
+        board = board.with_row(row)
+    over = board.over(board.rows[-1])
+    assert over is not None and (over.seeds, over.rival_seeds) == (2, 1)
+    assert over.tight[0] == pytest.approx(0.1875) and over.tight[1] < 0.1875 < over.tight[2]
+    assert len(board.remarks) == 1 and "X, linf, M = 2, alpha uniform (2 seeds) keeps +18.75 points" in board.remarks[0]
+    assert "of X, linf, M = 2, alpha uniform, on 200 images, mean of 2 seeds (+1.00 to +3.00)" in board.answer
+    assert "+2.00 points [+1.90, +2.10]" in board.answer
+    assert Board.read(board.write(tmp_path / "b.json")) == board
+
+
 def test_which_members_are_right_survives_packing() -> None:
     right = np.random.default_rng(0).random((3, 21)) < 0.5
     assert np.array_equal(unpacked(packed(right), 3, 21), right)
