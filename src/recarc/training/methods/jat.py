@@ -13,16 +13,14 @@ from recarc.losses import cross_entropy
 from recarc.training.method import LossTerms, Method, StepContext
 from recarc.training.recipes import Recipe
 
-SHARPNESS = 3.0  # tau: the larger, the more the members' joint loss is that of the best of them
-
 
 class JAT(Method):
-    """mean_i max_delta l_i(x + delta) on one half of the samples, max_delta min_i l_i(x + delta) on the other.
+    """mean_i max_delta l_i(x + delta) on one half of the samples, max_delta of their joint loss on the other.
 
     Of two equiprobable members, a sample keeps 1 if no point of the ball fools either, 1/2 if none fools both, and
     else 0: half of what can be won is won by members that hold alone, as `iat` trains them, and half by members that
-    never fall together. min_i is -log(mean_i p_i^tau) / tau, with p_i member i's probability of y, for the attack,
-    whose steps then go against whoever still stands, and for the loss, which asks most of those who can still win.
+    never fall together. The joint loss -log(mean_i p_i), p_i member i's probability of y, is small where one of them
+    is right. The attack's steps therefore go against whoever still stands, and the update asks most of that one.
     A step costs what a step of `iat` with as many members does. The recipe's `diversity` is the second part's share.
     """
 
@@ -72,5 +70,5 @@ def losses(members: Sequence[nn.Module], batches: Iterable[Tensor], y: Tensor) -
 
 
 def joint_loss(values: Tensor) -> Tensor:
-    """(M, B) cross-entropies l_i -> (B,) -log(mean_i exp(-tau l_i)) / tau, a smooth minimum."""
-    return (math.log(len(values)) - torch.logsumexp(-SHARPNESS * values, 0)) / SHARPNESS
+    """(M, B) cross-entropies l_i = -log p_i -> (B,) -log(mean_i p_i)."""
+    return math.log(len(values)) - torch.logsumexp(-values, 0)
