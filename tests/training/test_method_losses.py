@@ -17,6 +17,7 @@ from recarc.training.methods import method_named
 from recarc.training.methods.adp import log_volume, non_true
 from recarc.training.methods.gal import logits_and_gradients
 from recarc.training.methods.mrboost import mixture_log_probabilities
+from recarc.training.methods.tournament import tournament
 from recarc.training.second_order import Shape
 
 CLASSES, BATCH = 4, 5
@@ -304,6 +305,23 @@ def test_jat_goes_against_the_members_that_still_stand(context: StepContext, bat
     jat = method_named("jat")
     both, one = (jat.perturb(replace(context, victims=v), x, y)[0] for v in ([fallen, standing], [standing]))
     assert torch.equal(both, one)
+
+
+def test_members_of_a_tournament_lean_opposite_ways(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    table = tournament(CLASSES, x.device)
+    assert torch.equal(table, -table.T) and (table.abs().sum(1) == CLASSES - 1).all()
+    assert table.sum(1).abs().max() < CLASSES - 1  # no class is held against all others
+    context = replace(context, recipe=replace(context.recipe, diversity=0.7))
+    (stages,) = method_named("tournament").plan(2, 0)
+    for stage, side in zip(stages, (1, -1)):
+        member = context.trained[stage.members[0]]
+        expected = 0.0
+        for b in range(BATCH):
+            expected += ce(member(x[b : b + 1])[0] + 0.7 * side * table[y[b]], int(y[b])) / BATCH
+        assert stage.method is not None
+        found = stage.method.loss(replace(context, trained=[member], victims=[member]), x, x, y)["ce"]
+        assert found.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_free_takes_a_step_of_eps_along_the_losss_gradient(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:

@@ -54,8 +54,9 @@ def test_a_method_of_your_own_in_python_and_on_the_command_line(tmp_path: Path, 
         assert torch.equal(a, b)
 
 
-def test_our_own_defence_keeps_what_methods_promise() -> None:
-    check_method(method_named("jat"))
+@pytest.mark.parametrize("name", ["jat", "tournament"])
+def test_our_own_defences_keep_what_methods_promise(name: str) -> None:
+    check_method(method_named(name))
 
 
 def test_a_method_brings_its_hyper_parameters() -> None:
