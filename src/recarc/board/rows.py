@@ -182,8 +182,8 @@ class Board:
         """How much more a kind of ensemble keeps than the rival of as many equiprobable members; None without one."""
         like = replace(row, method=rival, alpha=[1 / row.members] * row.members).kind
         mine, theirs = self.seeds_of(row), [r for r in self.rows if r.kind == like and r.samples == row.samples]
-        scores = [[r.scores for r in rows] for rows in (mine, theirs)]
-        if row.method == rival or not theirs or any(s is None for part in scores for s in part):
+        scores = [[r.scores for r in rows if r.scores is not None] for rows in (mine, theirs)]
+        if row.method == rival or not theirs or [*map(len, scores)] != [len(mine), len(theirs)]:
             return None
         difference = np.mean(scores[0], axis=0) - np.mean(scores[1], axis=0)
         believed = {
