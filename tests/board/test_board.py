@@ -105,6 +105,19 @@ def test_changed_weights_are_refused(folder: Path, tmp_path: Path) -> None:
         entry.check_entry(folder / "run", DIGITS, tmp_path / "mine")
 
 
+def test_runs_of_another_version_are_known_by_their_first_logits(folder: Path) -> None:
+    given = handed_in(folder)
+    given.run.configuration["members"] = ["hashed otherwise"] * 2
+    with pytest.raises(InputError, match="the weights are not those"):
+        entry.check_members(given.run, given.ensemble, given.samples)
+    given.run.environment["recarc"] = "0.1.0"
+    assert "the first logits agree" in entry.check_members(given.run, given.ensemble, given.samples)
+    with torch.no_grad():
+        next(given.ensemble.modules_of_members[1].parameters()).mul_(1.1)
+    with pytest.raises(InputError, match="the weights are not those"):
+        entry.check_members(given.run, given.ensemble, given.samples)
+
+
 def test_a_weak_or_unfinished_run_is_refused(folder: Path, tmp_path: Path) -> None:
     rec, data = load_ensemble("zoo:bat-cnn-digits"), load("digits", "test", limit=4)
     evaluate(rec, Tight("quick", steps=2), data, Ball("linf", 0.1), out=tmp_path / "quick", progress=False)
@@ -150,6 +163,12 @@ def test_damaged_inputs_are_refused(folder: Path, tmp_path: Path) -> None:
     file.write_bytes(bytes(data))
     with pytest.raises(InputError, match="damaged"):
         entry.check_entry(tmp_path / "run", DIGITS, folder / "mine")
+
+
+def test_a_row_says_that_its_inputs_were_not_handed_in(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run", ignore=shutil.ignore_patterns("*.inputs.safetensors"))
+    given = replace(handed_in(folder), run=load_runs([tmp_path / "run"])[0])
+    assert entry.judged_again(given) == "not handed in"
 
 
 def test_a_run_that_claims_more_than_is_found_again_is_refused(folder: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recarc import __version__
 from recarc.attacks import PGD, RandomAttacker, Tight
 from recarc.board.figures import row_of
 from recarc.board.rows import Board, Row
@@ -20,8 +21,10 @@ from recarc.errors import InputError
 from recarc.evaluation.engine import evaluate
 from recarc.evaluation.fingerprint import eps_text, module_hash
 from recarc.evaluation.intervals import paired_interval
+from recarc.evaluation.resume import SAVED_SAMPLES, FirstLogits
 from recarc.evaluation.run_folder import RunFolder
 from recarc.evaluation.samples import Samples
+from recarc.evaluation.tiling import reproducible
 from recarc.geometry import Ball
 from recarc.models import load_ensemble, read_manifest
 from recarc.models.store import ensemble_folder
@@ -71,8 +74,8 @@ def check_entry(
     folder = ensemble_folder(ensemble if ensemble is not None else run.ensemble)
     rec = load_ensemble(folder, device).with_alpha(run.alpha)
     made_by = dict(read_manifest(folder).made_by)
-    check_members(run, rec)
     entry = Entry(run, rec, made_by, attacked_samples(run.data, data_dir))
+    weights = check_members(run, rec, entry.samples)
     judged = judged_again(entry)
     drawn = secrets.randbits(32) if seed is None else seed
     attacked = attacked_again(entry, again, drawn)
@@ -89,7 +92,7 @@ def check_entry(
         "trained_on": machine.get("device") if isinstance(machine, dict) else None,
         "seed": made_by.get("seed", 0),
         "alpha_by": alpha_by,
-        "checked": {"inputs": judged, "attacked_again": attacked},
+        "checked": {"weights": weights, "inputs": judged, "attacked_again": attacked},
     }
     seconds = made_by.get("seconds")
     return row_of(
@@ -129,11 +132,20 @@ def check_run(run: Run, board: Board) -> None:
         raise InputError(f"a member of {run.name} is random: it gives one input different logits, so nothing is exact")
 
 
-def check_members(run: Run, rec: RandomizedEnsemble) -> None:
+def check_members(run: Run, rec: RandomizedEnsemble, samples: Samples) -> str:
+    """The members are those of the run: by their hashes or, if another version of recarc made these, their answers."""
     found = [module_hash(member) for member in rec.members if isinstance(member, nn.Module)]
-    saved = run.configuration.get("members")
-    if found != saved:
-        raise InputError(f"the weights are not those that {run.name} attacked: they changed since, or are another's")
+    if found == run.configuration.get("members"):
+        return "the hashes agree"
+    version = run.environment.get("recarc")
+    saved = RunFolder.open(run.evaluation.path or run.name).first_logits
+    if version != __version__ and all(lines is not None for lines in saved):
+        x = samples.batch(np.arange(SAVED_SAMPLES))[0].to(rec.device_of_members())
+        with frozen(rec), reproducible(x.device):
+            logits = rec.logits(x)
+        if not FirstLogits.of(rec, logits, logits).changes_from(saved):
+            return f"recarc {version} hashed otherwise; the first logits agree"
+    raise InputError(f"the weights are not those that {run.name} attacked: they changed since, or are another's")
 
 
 def judged_again(entry: Entry) -> str:
@@ -141,12 +153,14 @@ def judged_again(entry: Entry) -> str:
     run, worst, right = entry.run, 0.0, []
     if not run.configuration.get("save_inputs"):
         return "not saved"
+    if not any(Path(run.evaluation.path or run.name).glob("*.inputs.safetensors")):
+        return "not handed in"
     for rows, x_adv in saved_inputs(run):
         x, y = (t.to(entry.ensemble.device_of_members()) for t in entry.samples.batch(rows))
         x_adv = x_adv.to(x.device)
         excess = entry.ball.violation(x.double(), x_adv.double()) - entry.ball.tolerance(x.double())
         worst = max(worst, float(excess.max()))
-        with frozen(entry.ensemble):
+        with frozen(entry.ensemble), reproducible(x.device):
             right.append(entry.ensemble.expected_accuracy(x_adv, y).cpu().numpy())
     if worst > 0:
         raise InputError(f"the saved inputs of {run.name} leave the ball or the box, by {worst:.3g}")
