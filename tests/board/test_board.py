@@ -178,6 +178,11 @@ def test_a_run_that_claims_more_than_is_found_again_is_refused(folder: Path) -> 
         entry.attacked_again(given, SAMPLES, 0)
 
 
+def test_rows_name_no_folders_of_a_machine() -> None:
+    given = "recarc evaluate /home/me/my-net --eps 8/255 --out /root/runs/a --data cifar10"
+    assert entry.without_folders(given) == "recarc evaluate my-net --eps 8/255 --out a --data cifar10"
+
+
 def test_a_damaged_board_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text in ("{", "[]", '{"format": 1, "rows": [{}], "data": "d", "split": "s", "eps": {}}'):
         (tmp_path / "b.json").write_text(text)

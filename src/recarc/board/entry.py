@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ def check_entry(
     cross = cross_robustness(entry, again, drawn)
     machine = made_by.get("machine")
     provenance = {
-        "command": run.command,
+        "command": without_folders(run.command),
         **{key: run.environment.get(key) for key in ("commit", "hardware", "torch", "recarc")},
         "run": run.evaluation.configuration.get("attack"),
         "precision": run.configuration.get("precision"),
@@ -219,6 +220,11 @@ def cross_robustness(entry: Entry, count: int, seed: int) -> list[list[float]]:
     found = evaluate(alike, RandomAttacker(PGD()), samples, entry.ball, progress=False).cross_robustness
     assert found is not None
     return found.tolist()
+
+
+def without_folders(command: str | None) -> str | None:
+    """A command whose absolute paths are cut to their last part: where they were means nothing to others."""
+    return command and re.sub(r"(?<!\S)/\S*/(?=[^\s/])", "", command)
 
 
 def training_command(made_by: Mapping[str, Any]) -> str | None:
