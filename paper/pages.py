@@ -17,6 +17,7 @@ from paper.plots import draw
 from paper.recipe import Item
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import Grid, grids
+from recarc.board import Board
 from recarc.errors import InputError
 
 END = "<!-- end -->"
@@ -98,7 +99,7 @@ def render(folder: Path, docs: Path) -> list[Path]:
         written.append(docs / f"{name}.md")
         written[-1].write_text(page(name, measured, folder, docs), encoding="utf-8")
     parts = {"headline": headline(measured), "costs": costs_table(measured), "gallery": gallery_table(measured)}
-    parts["certificates"] = certificates_table(measured)
+    parts |= {"certificates": certificates_table(measured), "board": board_table(folder / "board.json")}
     marked = [path for path in (docs.parent / "README.md", *sorted(docs.glob("*.md"))) if path.exists()]
     return [*written, *(path for path in marked if fill(path, parts))]
 
@@ -275,6 +276,25 @@ def certificates_table(measured: Measured) -> str:
         for row in rows
     ]
     return "\n".join([Grid("", ["ensemble", "images", *columns], cells).markdown(), "", *notes])
+
+
+def board_table(path: Path) -> str:
+    """The board: its answer, one line per row, and what other methods gain over independent members."""
+    if not path.exists():
+        return "Not measured yet: `recarc board add`, then `--render`."
+    board = Board.read(path)
+    header = ["ensemble", "images", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "verdict"]
+    header += ["average", "GPU minutes"]
+    cells = []
+    for row in board.rows:
+        figures = [row.clean, row.adaptive_pgd, row.arc, row.tight["value"], row.floor, row.best_member]
+        gain, low, high = (100 * row.gain[end] for end in ("value", "low", "high"))
+        cells.append([row.name, f"{row.samples:,}", *(f"{100 * value:.2f}" for value in figures)])
+        cells[-1] += [f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]" if row.members > 1 else "", row.verdict]
+        cells[-1].append("" if row.average is None else f"{100 * row.average:.2f}")
+        cells[-1].append("" if row.minutes is None else f"{row.minutes:.1f}")
+    remarks = "\n".join(f"- {remark}" for remark in board.remarks)
+    return f"{board.answer}\n\n{Grid('', header, cells).markdown()}\n\n{remarks}".rstrip()
 
 
 def costs_table(measured: Measured) -> str:

@@ -164,6 +164,7 @@ class Averaged(nn.Module):
         self.members = tuple(ensemble.members[i] for i in ensemble.order)
         self.modules_of_members = nn.ModuleList(m for m in self.members if isinstance(m, nn.Module))
         self.alpha = tuple(float(ensemble.alpha[i]) for i in ensemble.order)
+        self.train(any(m.training for m in self.modules_of_members))
 
     def forward(self, x: Tensor) -> Tensor:
         logs = [math.log(a) + member(x).log_softmax(1) for a, member in zip(self.alpha, self.members)]

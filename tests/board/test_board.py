@@ -13,7 +13,8 @@ import torch
 
 from recarc import Ball, InputError, RandomizedEnsemble, Tight, evaluate, load_ensemble, save_ensemble
 from recarc.board import entry
-from recarc.board.rows import Board, Row, add_row, row_of, vote_scores
+from recarc.board.figures import row_of, vote_scores
+from recarc.board.rows import Board, Row, add_row, packed, unpacked
 from recarc.cli.app import run
 from recarc.data import load
 from recarc.evaluation import Evaluation
@@ -61,12 +62,17 @@ def test_an_entry_becomes_a_row(folder: Path, capsys: pytest.CaptureFixture[str]
     assert row.most >= row.gain["value"] - 1e-9 and row.gain_at_floor <= row.gain["value"] + 1e-9
     assert row.flops is not None and row.flops > 1e4 and row.minutes == 0.5
     assert row.provenance["checked"]["inputs"].endswith("again")
+    assert row.alone == result.alone.mean(1).tolist() and np.shape(row.cross) == (2, 2)
+    assert row.scores is not None and np.allclose(row.scores, result.robust_scores)
+    at_alpha = next(found for t, found, _ in row.curve if t == pytest.approx(row.alpha[row.best]))
+    assert at_alpha == pytest.approx(row.tight["value"]) and row.curve[-1][1] == pytest.approx(row.best_member)
+    assert all(floor <= found + 1e-9 for _, found, floor in row.curve)
 
     page = folder / "board.html"
     assert run(["board", "show", "--board", f"{folder / 'board.json'}", "--page", f"{page}", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert shown["rows"][0]["method"] == "bat" and "The largest gain" in shown["answer"]
-    assert "bat, linf, M = 2" in page.read_text() and page.read_text().count("<tbody") == 1
+    assert "bat, linf, M = 2" in page.read_text() and page.read_text().count("<tbody data-method") == 1
 
 
 def test_a_second_entry_of_the_same_name_replaces_the_first(folder: Path, tmp_path: Path) -> None:
@@ -97,6 +103,19 @@ def test_changed_weights_are_refused(folder: Path, tmp_path: Path) -> None:
     save_ensemble(rec, tmp_path / "mine")
     with pytest.raises(InputError, match="the weights are not those that run attacked"):
         entry.check_entry(folder / "run", DIGITS, tmp_path / "mine")
+
+
+def test_runs_of_another_version_are_known_by_their_first_logits(folder: Path) -> None:
+    given = handed_in(folder)
+    given.run.configuration["members"] = ["hashed otherwise"] * 2
+    with pytest.raises(InputError, match="the weights are not those"):
+        entry.check_members(given.run, given.ensemble, given.samples)
+    given.run.environment["recarc"] = "0.1.0"
+    assert "the first logits agree" in entry.check_members(given.run, given.ensemble, given.samples)
+    with torch.no_grad():
+        next(given.ensemble.modules_of_members[1].parameters()).mul_(1.1)
+    with pytest.raises(InputError, match="the weights are not those"):
+        entry.check_members(given.run, given.ensemble, given.samples)
 
 
 def test_a_weak_or_unfinished_run_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -146,6 +165,12 @@ def test_damaged_inputs_are_refused(folder: Path, tmp_path: Path) -> None:
         entry.check_entry(tmp_path / "run", DIGITS, folder / "mine")
 
 
+def test_a_row_says_that_its_inputs_were_not_handed_in(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run", ignore=shutil.ignore_patterns("*.inputs.safetensors"))
+    given = replace(handed_in(folder), run=load_runs([tmp_path / "run"])[0])
+    assert entry.judged_again(given) == "not handed in"
+
+
 def test_a_run_that_claims_more_than_is_found_again_is_refused(folder: Path) -> None:
     given = handed_in(folder)
     given.run.evaluation.records.adversarial[:] = given.run.evaluation.labels
@@ -153,11 +178,61 @@ def test_a_run_that_claims_more_than_is_found_again_is_refused(folder: Path) -> 
         entry.attacked_again(given, SAMPLES, 0)
 
 
+def test_rows_name_no_folders_of_a_machine() -> None:
+    given = "recarc evaluate /home/me/my-net --eps 8/255 --out /root/runs/a --data cifar10"
+    assert entry.without_folders(given) == "recarc evaluate my-net --eps 8/255 --out a --data cifar10"
+
+
 def test_a_damaged_board_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text in ("{", "[]", '{"format": 1, "rows": [{}], "data": "d", "split": "s", "eps": {}}'):
         (tmp_path / "b.json").write_text(text)
         assert run(["board", "show", "--board", f"{tmp_path / 'b.json'}"]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def a_row(method: str, right: np.ndarray, seed: int, gain: float = 0.01) -> Row:
+    """A row of two equiprobable members, of which `right` (2, N) are right."""
+    share = {"eps": 0.1, "clean": 0.8, "adaptive_pgd": 0.5, "arc": 0.4, "floor": 0.3, "vote": 0.3}
+    return Row(
+        method=method,
+        norm="linf",
+        members=2,
+        alpha=[0.5, 0.5],
+        samples=right.shape[1],
+        tight={"value": right.mean(), "low": 0.0, "high": 1.0},
+        verdict="open",
+        best_member=0.35,
+        gain={"value": gain, "low": gain - 0.001, "high": gain + 0.001},
+        gain_at_floor=-0.05,
+        most=0.01,
+        kept=packed(right),
+        provenance={"seed": seed},
+        **share,
+    )
+
+
+def test_methods_are_compared_with_independent_members_over_their_seeds(tmp_path: Path) -> None:
+    right = np.zeros((2, 200), dtype=bool)
+    more, most = right.copy(), right.copy()
+    more[0, :50], most[:, :50] = True, True
+    board = Board()
+    for row in (a_row("IAT", right, 0), a_row("X", more, 0, 0.01), a_row("X", most, 1, 0.03)):
+        board = board.with_row(row)
+    over = board.over(board.rows[-1])
+    assert over is not None and (over.seeds, over.rival_seeds) == (2, 1)
+    assert over.tight[0] == pytest.approx(0.1875) and over.tight[1] < 0.1875 < over.tight[2]
+    assert len(board.remarks) == 1 and "X, linf, M = 2, alpha uniform (2 seeds) keeps +18.75 points" in board.remarks[0]
+    assert "of X, linf, M = 2, alpha uniform, on 200 images, mean of 2 seeds (+1.00 to +3.00)" in board.answer
+    assert "+2.00 points [+1.90, +2.10]" in board.answer
+    assert Board.read(board.write(tmp_path / "b.json")) == board
+
+
+def test_which_members_are_right_survives_packing() -> None:
+    right = np.random.default_rng(0).random((3, 21)) < 0.5
+    assert np.array_equal(unpacked(packed(right), 3, 21), right)
+    for text, members in (("!", 3), ("AAAA", 3), (packed(right), 2), (packed(right), 4)):
+        with pytest.raises(ValueError):
+            unpacked(text, members, 21)
 
 
 def test_the_vote_at_the_worst_point_kept() -> None:
@@ -174,4 +249,5 @@ def test_averaged_probabilities() -> None:
     rec = RandomizedEnsemble([torch.nn.Linear(3, 4), torch.nn.Linear(3, 4)], [0.25, 0.75])
     x = torch.randn(5, 3)
     one, other = (member(x).softmax(1) for member in rec.modules_of_members)
+    assert not RandomizedEnsemble([member.eval() for member in rec.modules_of_members]).averaged().members[0].training  # type: ignore[union-attr]
     torch.testing.assert_close(rec.averaged().logits(x)[0].exp(), 0.25 * one + 0.75 * other)

@@ -16,11 +16,12 @@ from paper.items import ITEMS
 from paper.items.figures import ARC_ALPHA_ONE, IAT_GAIN
 from paper.items.head_to_head import ahead_of_climb
 from paper.judging import Judged
-from paper.pages import costs_table, fill, gathered, headline, page, render
+from paper.pages import board_table, costs_table, fill, gathered, headline, page, render
 from paper.recipe import Item
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import gradients_of, grids
 from recarc import Tight
+from recarc.board import Board
 from recarc.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -405,10 +406,14 @@ def test_the_documents_agree_with_the_results(tmp_path: Path) -> None:
     for path in (ROOT / "README.md", *docs.glob("*.md")):
         copy = tmp_path / path.name
         copy.write_text(path.read_text())
-        fill(copy, {"headline": headline(measured), "costs": costs_table(measured)})
+        parts = {"headline": headline(measured), "costs": costs_table(measured)}
+        fill(copy, {**parts, "board": board_table(folder / "board.json")})
         assert copy.read_text() == path.read_text(), "run python -m paper --render"
-    for path in folder.glob("*.json"):
+    for path in set(folder.glob("*.json")) - {folder / "board.json"}:
         for entry in json.loads(path.read_text())["rows"]:
             assert entry["command"].startswith(("recarc ", "python ")) and entry["hardware"] and entry["date"]
             assert entry["commit"] and entry["images"] >= 1 and "toy" not in entry["recipe"]
             assert "/home" not in entry["command"] and "/root" not in entry["command"]
+    for row in Board.read(folder / "board.json").rows:
+        assert row.provenance["command"].startswith(("recarc ", "python ")) and "/root" not in row.provenance["command"]
+        assert row.provenance["commit"] and row.provenance["hardware"] and row.samples >= 200

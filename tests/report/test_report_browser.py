@@ -245,7 +245,10 @@ def board_of(gains: dict[str, float]) -> Board:
             gain=gain,
             gain_at_floor=-0.05,
             most=0.01,
-            provenance={"command": f"recarc evaluate {method}"},
+            alone=[0.3] * (2 + k),
+            cross=[[0.4] * (2 + k)] * (2 + k),
+            curve=[[0.0, 0.3, 0.3], [0.5, 0.32, 0.3], [1.0, 0.3, 0.3]],
+            provenance={"command": f"recarc evaluate {method}", "training": f"recarc train {method}"},
             **figures,
         )
         board = board.with_row(row)
@@ -266,6 +269,9 @@ def test_the_board_sorts_filters_and_opens(browser: Any, tmp_path: Path) -> None
             assert opened.page.evaluate(names) == ["a"] and opened.page.locator("#shown").inner_text() == "1 of 3 rows"
             assert not opened.page.locator("pre:visible").count()
             opened.page.locator(".open:visible").click()
-            assert opened.page.locator("pre:visible").inner_text() == "recarc evaluate a"
+            assert opened.page.locator("pre:visible").all_inner_texts() == ["recarc train a", "recarc evaluate a"]
+            assert opened.page.locator(".over-alpha:visible polyline").count() == 2
+            assert opened.page.locator(".members:visible td").all_inner_texts()[:3] == ["0.3333", "30.00", "40.00"]
+            assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
             opened.page.locator("#theme").click()
             assert opened.page.evaluate("document.documentElement.dataset.theme") == "dark"

@@ -295,7 +295,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU her
 
 
 @needs_gpu
-@pytest.mark.parametrize("method", ["natural", "bat", "free", "adp", "gal", "trs", "mrboost", "barre"])
+@pytest.mark.parametrize("method", ["natural", "bat", "free", "adp", "gal", "trs", "mrboost", "barre", "jat"])
 def test_every_step_that_can_be_captured_is(method: str) -> None:
     lines: list[str] = []
     options = {"width": 8, "batch_norm": True}

@@ -17,6 +17,7 @@ from recarc.training.methods import method_named
 from recarc.training.methods.adp import log_volume, non_true
 from recarc.training.methods.gal import logits_and_gradients
 from recarc.training.methods.mrboost import mixture_log_probabilities
+from recarc.training.methods.tournament import tournament
 from recarc.training.second_order import Shape
 
 CLASSES, BATCH = 4, 5
@@ -266,6 +267,61 @@ def test_margin_loss_and_mixture(context: StepContext, batch: tuple[Tensor, Tens
         assert torch.allclose(actual, p.log(), atol=1e-5)  # type: ignore[union-attr]
     for name in ("mrboost", "barre"):
         assert total(name, one, x, x, y) == pytest.approx(expected / BATCH, rel=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_jat_trains_some_samples_alone_and_the_rest_together(
+    share: float, context: StepContext, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    noise = torch.rand((BATCH, 10), generator=torch.Generator().manual_seed(2))
+    context = replace(context, recipe=replace(context.recipe, diversity=share), start_noise=noise)
+    first = BATCH - round(share * BATCH)
+    x_adv = method_named("jat").perturb(context, x, y)
+    for i, member in enumerate(context.victims):
+        own = method_named("at").perturb(replace(context, victims=[member]), x, y)
+        assert torch.allclose(x_adv[i, :first], own[:first], atol=1e-6)
+        assert torch.equal(x_adv[i, first:], x_adv[0, first:])
+    alone = together = 0.0
+    for b in range(BATCH):
+        values = [ce(member(x_adv[i, b : b + 1])[0], int(y[b])) for i, member in enumerate(context.trained)]
+        if b < first:
+            alone += sum(values) / BATCH
+        else:
+            together -= 3 / BATCH * math.log(sum(math.exp(-v) for v in values) / 3)
+    terms = method_named("jat").loss(context, x, x_adv, y)
+    assert terms["alone"].item() == pytest.approx(alone, rel=1e-5, abs=1e-6)
+    assert terms["together"].item() == pytest.approx(together, rel=1e-5, abs=1e-6)
+
+
+def test_jat_goes_against_the_members_that_still_stand(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
+    """A member that is fooled deeply does not steer the perturbation for all."""
+    x, y = batch
+    fallen = nn.Sequential(nn.Flatten(), nn.Linear(9, CLASSES))
+    with torch.no_grad():
+        fallen[1].bias.copy_(torch.tensor([-50.0, 50, 0, 0]))
+    standing, y = context.victims[0], torch.zeros_like(y)
+    context = replace(context, recipe=replace(context.recipe, diversity=1.0))
+    jat = method_named("jat")
+    both, one = (jat.perturb(replace(context, victims=v), x, y)[0] for v in ([fallen, standing], [standing]))
+    assert torch.equal(both, one)
+
+
+def test_members_of_a_tournament_lean_opposite_ways(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    table = tournament(CLASSES, x.device)
+    assert torch.equal(table, -table.T) and (table.abs().sum(1) == CLASSES - 1).all()
+    assert table.sum(1).abs().max() < CLASSES - 1  # no class is held against all others
+    context = replace(context, recipe=replace(context.recipe, diversity=0.7))
+    (stages,) = method_named("tournament").plan(2, 0)
+    for stage, side in zip(stages, (1, -1)):
+        member = context.trained[stage.members[0]]
+        expected = 0.0
+        for b in range(BATCH):
+            expected += ce(member(x[b : b + 1])[0] + 0.7 * side * table[y[b]], int(y[b])) / BATCH
+        assert stage.method is not None
+        found = stage.method.loss(replace(context, trained=[member], victims=[member]), x, x, y)["ce"]
+        assert found.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_free_takes_a_step_of_eps_along_the_losss_gradient(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:

@@ -15,6 +15,7 @@ from small_training import small
 from recarc import InputError
 from recarc.cli.app import run as command_line
 from recarc.models.store import load_ensemble
+from recarc.testing import check_method
 from recarc.training import Recipe, method_named, names, recipe_for, recipes
 
 HERE = Path(__file__).parent
@@ -51,6 +52,11 @@ def test_a_method_of_your_own_in_python_and_on_the_command_line(tmp_path: Path, 
     assert made["method"] == "trades" and set(made["curve"]["member 1"]["epochs"][0]["loss"]) == {"ce", "kl"}
     for a, b in zip(ensemble.members[0].parameters(), load_ensemble(out).members[0].parameters()):  # type: ignore[union-attr]
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["jat", "tournament"])
+def test_our_own_defences_keep_what_methods_promise(name: str) -> None:
+    check_method(method_named(name))
 
 
 def test_a_method_brings_its_hyper_parameters() -> None:

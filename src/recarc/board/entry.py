@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recarc.attacks import Tight
-from recarc.board.rows import Board, Row, row_of
+from recarc import __version__
+from recarc.attacks import PGD, RandomAttacker, Tight
+from recarc.board.figures import row_of
+from recarc.board.rows import Board, Row
 from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError
 from recarc.evaluation.engine import evaluate
 from recarc.evaluation.fingerprint import eps_text, module_hash
 from recarc.evaluation.intervals import paired_interval
+from recarc.evaluation.resume import SAVED_SAMPLES, FirstLogits
 from recarc.evaluation.run_folder import RunFolder
 from recarc.evaluation.samples import Samples
+from recarc.evaluation.tiling import reproducible
 from recarc.geometry import Ball
 from recarc.models import load_ensemble, read_manifest
 from recarc.models.store import ensemble_folder
@@ -57,6 +63,7 @@ def check_entry(
     device: torch.device | str = "cpu",
     again: int = AGAIN,
     seed: int | None = None,
+    alpha_by: str | None = None,
 ) -> Row:
     """The row of a run on the board's data; an InputError of one line says why there is none.
 
@@ -68,22 +75,25 @@ def check_entry(
     folder = ensemble_folder(ensemble if ensemble is not None else run.ensemble)
     rec = load_ensemble(folder, device).with_alpha(run.alpha)
     made_by = dict(read_manifest(folder).made_by)
-    check_members(run, rec)
     entry = Entry(run, rec, made_by, attacked_samples(run.data, data_dir))
+    weights = check_members(run, rec, entry.samples)
     judged = judged_again(entry)
     drawn = secrets.randbits(32) if seed is None else seed
     attacked = attacked_again(entry, again, drawn)
+    cross = cross_robustness(entry, again, drawn)
     machine = made_by.get("machine")
     provenance = {
-        "command": run.command,
+        "command": without_folders(run.command),
         **{key: run.environment.get(key) for key in ("commit", "hardware", "torch", "recarc")},
         "run": run.evaluation.configuration.get("attack"),
         "precision": run.configuration.get("precision"),
         "weights": run.configuration["members"],
         "trained": {key: made_by[key] for key in ("method", "arch", "norm", "seed", "commit") if key in made_by},
+        "training": training_command(made_by),
         "trained_on": machine.get("device") if isinstance(machine, dict) else None,
         "seed": made_by.get("seed", 0),
-        "checked": {"inputs": judged, "attacked_again": attacked},
+        "alpha_by": alpha_by,
+        "checked": {"weights": weights, "inputs": judged, "attacked_again": attacked},
     }
     seconds = made_by.get("seconds")
     return row_of(
@@ -91,6 +101,7 @@ def check_entry(
         method or str(made_by.get("method") or folder.name),
         None if average is None else one_run(average),
         flops=flops(rec, entry.samples),
+        cross=cross,
         minutes=float(seconds) / 60 if isinstance(seconds, (int, float)) else None,
         provenance=provenance,
     )
@@ -122,11 +133,20 @@ def check_run(run: Run, board: Board) -> None:
         raise InputError(f"a member of {run.name} is random: it gives one input different logits, so nothing is exact")
 
 
-def check_members(run: Run, rec: RandomizedEnsemble) -> None:
+def check_members(run: Run, rec: RandomizedEnsemble, samples: Samples) -> str:
+    """The members are those of the run: by their hashes or, if another version of recarc made these, their answers."""
     found = [module_hash(member) for member in rec.members if isinstance(member, nn.Module)]
-    saved = run.configuration.get("members")
-    if found != saved:
-        raise InputError(f"the weights are not those that {run.name} attacked: they changed since, or are another's")
+    if found == run.configuration.get("members"):
+        return "the hashes agree"
+    version = run.environment.get("recarc")
+    saved = RunFolder.open(run.evaluation.path or run.name).first_logits
+    if version != __version__ and all(lines is not None for lines in saved):
+        x = samples.batch(np.arange(SAVED_SAMPLES))[0].to(rec.device_of_members())
+        with frozen(rec), reproducible(x.device):
+            logits = rec.logits(x)
+        if not FirstLogits.of(rec, logits, logits).changes_from(saved):
+            return f"recarc {version} hashed otherwise; the first logits agree"
+    raise InputError(f"the weights are not those that {run.name} attacked: they changed since, or are another's")
 
 
 def judged_again(entry: Entry) -> str:
@@ -134,12 +154,14 @@ def judged_again(entry: Entry) -> str:
     run, worst, right = entry.run, 0.0, []
     if not run.configuration.get("save_inputs"):
         return "not saved"
+    if not any(Path(run.evaluation.path or run.name).glob("*.inputs.safetensors")):
+        return "not handed in"
     for rows, x_adv in saved_inputs(run):
         x, y = (t.to(entry.ensemble.device_of_members()) for t in entry.samples.batch(rows))
         x_adv = x_adv.to(x.device)
         excess = entry.ball.violation(x.double(), x_adv.double()) - entry.ball.tolerance(x.double())
         worst = max(worst, float(excess.max()))
-        with frozen(entry.ensemble):
+        with frozen(entry.ensemble), reproducible(x.device):
             right.append(entry.ensemble.expected_accuracy(x_adv, y).cpu().numpy())
     if worst > 0:
         raise InputError(f"the saved inputs of {run.name} leave the ball or the box, by {worst:.3g}")
@@ -171,8 +193,7 @@ def saved_inputs(run: Run) -> Iterator[tuple[np.ndarray, Tensor]]:
 
 def attacked_again(entry: Entry, count: int, seed: int) -> str:
     """Attack some samples once more; the run must not claim clearly more than is found now."""
-    total = len(entry.samples)
-    rows = np.sort(np.random.default_rng(seed).choice(total, min(count, total), replace=False))
+    rows = drawn_rows(entry, count, seed)
     x, y = entry.samples.batch(rows)
     found = evaluate(entry.ensemble, Tight(), (x, y), entry.ball, progress=False)
     excess = entry.run.evaluation.robust_scores[rows] - found.robust_scores
@@ -184,6 +205,42 @@ def attacked_again(entry: Entry, count: int, seed: int) -> str:
             f"attacked again, {len(rows)} samples of {entry.run.name} keep {now:.2f} % where the run says {said:.2f} %"
         )
     return f"{len(rows)} samples (seed {seed}): {now:.2f} %, in the run {said:.2f} %"
+
+
+def drawn_rows(entry: Entry, count: int, seed: int) -> np.ndarray:
+    total = len(entry.samples)
+    return np.sort(np.random.default_rng(seed).choice(total, min(count, total), replace=False))
+
+
+def cross_robustness(entry: Entry, count: int, seed: int) -> list[list[float]]:
+    """(M, M) accuracy of member i on PGD's inputs against member j, on the samples that are attacked again."""
+    size = len(entry.ensemble)
+    samples = entry.samples.batch(drawn_rows(entry, count, seed))
+    alike = entry.ensemble.with_alpha([1 / size] * size)
+    found = evaluate(alike, RandomAttacker(PGD()), samples, entry.ball, progress=False).cross_robustness
+    assert found is not None
+    return found.tolist()
+
+
+def without_folders(command: str | None) -> str | None:
+    """A command whose absolute paths are cut to their last part: where they were means nothing to others."""
+    return command and re.sub(r"(?<!\S)/\S*/(?=[^\s/])", "", command)
+
+
+def training_command(made_by: Mapping[str, Any]) -> str | None:
+    """The command that trains such an ensemble, as its folder tells it; None if the folder does not say."""
+    recipe = made_by.get("recipe")
+    if made_by.get("command") != "train" or not isinstance(recipe, dict):
+        return None
+    words = ["recarc train", made_by["method"], "--members", made_by["members"], "--data", made_by["data"]]
+    words += ["--arch", made_by["arch"], "--recipe", recipe["name"], "--epochs", f"{recipe['epochs']:g}"]
+    if made_by.get("norm"):
+        words += ["--norm", made_by["norm"], "--eps", eps_text(made_by["eps"])]
+    if recipe.get("diversity", 1.0) != 1.0:
+        words += ["--set", f"diversity={recipe['diversity']:g}"]
+    if made_by.get("start"):
+        words += ["--start", "FIRST_MEMBERS"]
+    return " ".join(map(str, [*words, "--seed", made_by["seed"], "--out", "FOLDER"]))
 
 
 def flops(rec: RandomizedEnsemble, samples: Samples) -> float | None:

@@ -1,10 +1,12 @@
-"""A row of the board: what the run of a tight attack says about an ensemble, its members and their rivals."""
+"""The board and its rows: what is known of each ensemble under the same attack, and the answer they give."""
 
 from __future__ import annotations
 
+import base64
 import json
 import math
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import NormalDist
@@ -14,14 +16,11 @@ import numpy as np
 
 from recarc.atomic import Lock, read_plain, write_bytes
 from recarc.errors import InputError, first_line
-from recarc.evaluation.intervals import holm, paired_interval
-from recarc.evaluation.result import Estimate, Evaluation, estimate
-from recarc.evaluation.verdict import Verdict
-from recarc.report.runs import Run
-from recarc.sampling import best_for_patterns
+from recarc.evaluation.intervals import holm, paired_interval, wilson
 
 FORMAT = 1
 EPS = {"linf": 8 / 255, "l2": 128 / 255}  # the problems of a new board
+RIVAL = "IAT"  # independently trained members: what other methods must beat
 MOST = 1e18  # of any figure
 Json = dict[str, Any]
 
@@ -49,16 +48,43 @@ class Row:
     vote: float  # what the majority vote of the members keeps at the points of the same attacks
     average: float | None = None  # what the averaged probabilities keep under an attack of their own
     joint: float | None = None  # P(R), for two members: each can be fooled, but not both by one perturbation
+    alone: list[float] = field(default_factory=list)  # what each member keeps alone, under the same attacks
+    cross: list[list[float]] = field(default_factory=list)  # what member i keeps at PGD's points for member j
+    curve: list[list[float]] = field(default_factory=list)  # see `curve_over_alpha`
+    kept: str = ""  # which members are right at the worst point of each sample, see `packed`: rows can be paired
     signals: list[str] = field(default_factory=list)  # of masked gradients
     flops: float | None = None  # expected, per query
     minutes: float | None = None  # of training
     provenance: Json = field(default_factory=dict)
 
     @property
+    def kind(self) -> str:
+        """What rows have in common that differ in the seed alone."""
+        weights = "uniform" if np.ptp(self.alpha) < 1e-6 else ", ".join(f"{a:.3g}" for a in self.alpha)
+        return f"{self.method}, {self.norm}, M = {self.members}, alpha {weights}"
+
+    @property
     def name(self) -> str:
         """Tells rows apart: a new row of the same name takes the place of the old one."""
-        weights = "uniform" if np.ptp(self.alpha) < 1e-6 else ", ".join(f"{a:.3g}" for a in self.alpha)
-        return f"{self.method}, {self.norm}, M = {self.members}, alpha {weights}, seed {self.provenance.get('seed', 0)}"
+        return f"{self.kind}, seed {self.provenance.get('seed', 0)}"
+
+    @property
+    def best(self) -> int:
+        """The member that keeps most alone, of those that are drawn."""
+        kept = [value if a > 0 else -1.0 for value, a in zip(self.alone, self.alpha)]
+        return kept.index(max(kept)) if kept else 0
+
+    @property
+    def joint_interval(self) -> tuple[float, float]:
+        """95 % interval of P(R) as found."""
+        return wilson(min(max(self.joint or 0.0, 0.0), 1.0), self.samples)
+
+    @property
+    def scores(self) -> np.ndarray | None:
+        """(N,) what each sample keeps; None in a row of older date."""
+        if not self.kept:
+            return None
+        return np.array(self.alpha) @ unpacked(self.kept, len(self.alpha), self.samples)
 
     @property
     def p_value(self) -> float:
@@ -131,20 +157,69 @@ class Board:
         if not mixed:
             return "No randomized ensemble is on this board yet."
         helping, hurting = self.helping(), self.hurting()
-        best = max(mixed, key=lambda row: row.gain["value"])
         unclear = len(mixed) - len(helping) - len(hurting)
         first = (
             f"Of {len(mixed)} randomized ensembles, {_keep(len(helping))} more under the strongest attack than their "
             f"best member does alone, {_keep(len(hurting))} less, and {unclear} cannot be told apart from it (paired "
             "intervals, corrected for the number of comparisons)."
         )
-        second = (
-            f"The largest gain is {100 * best.gain['value']:+.2f} points [{100 * best.gain['low']:+.2f}, "
-            f"{100 * best.gain['high']:+.2f}], of {best.name} on {best.samples:,} images"
-        )
-        if best.verdict != "conclusive":
-            second += f"; its verdict is open, and at its floor the gain would be {100 * best.gain_at_floor:+.2f}"
+        best = max((self.seeds_of(row) for row in mixed), key=lambda rows: _mean(row.gain["value"] for row in rows))
+        value, low, high = (100 * _mean(row.gain[end] for row in best) for end in ("value", "low", "high"))
+        gains = [100 * row.gain["value"] for row in best]
+        second = f"The largest gain is {value:+.2f} points [{low:+.2f}, {high:+.2f}], of {best[0].kind}, "
+        second += f"on {best[0].samples:,} images, "
+        second += f"mean of {len(best)} seeds ({min(gains):+.2f} to {max(gains):+.2f})" if best[1:] else "one seed"
+        if any(row.verdict != "conclusive" for row in best):
+            floor = 100 * _mean(row.gain_at_floor for row in best)
+            second += f"; its verdict is open, and at its floor the gain would be {floor:+.2f}"
         return f"{first} {second}."
+
+    def seeds_of(self, row: Row) -> list[Row]:
+        """The rows that differ from this one in the seed alone."""
+        return [other for other in self.rows if other.kind == row.kind and other.samples == row.samples]
+
+    def over(self, row: Row, rival: str = RIVAL) -> Over | None:
+        """How much more a kind of ensemble keeps than the rival of as many equiprobable members; None without one."""
+        like = replace(row, method=rival, alpha=[1 / row.members] * row.members).kind
+        mine, theirs = self.seeds_of(row), [r for r in self.rows if r.kind == like and r.samples == row.samples]
+        scores = [[r.scores for r in rows if r.scores is not None] for rows in (mine, theirs)]
+        if row.method == rival or not theirs or [*map(len, scores)] != [len(mine), len(theirs)]:
+            return None
+        difference = np.mean(scores[0], axis=0) - np.mean(scores[1], axis=0)
+        believed = {
+            name: _mean(getattr(r, name) for r in mine) - _mean(getattr(r, name) for r in theirs)
+            for name in ("adaptive_pgd", "arc")
+        }
+        tight = (float(difference.mean()), *paired_interval(difference))
+        return Over(row.kind, rival, len(mine), len(theirs), **believed, tight=tight)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What each other kind of ensemble keeps more than independently trained members, in a sentence each."""
+        kinds = {row.kind: row for row in self.rows if row.members > 1}
+        return [over.sentence for row in kinds.values() if (over := self.over(row)) is not None]
+
+
+@dataclass(frozen=True)
+class Over:
+    """A difference in accuracy between two kinds of ensembles, means over their seeds."""
+
+    kind: str
+    rival: str
+    seeds: int
+    rival_seeds: int
+    adaptive_pgd: float
+    arc: float
+    tight: tuple[float, float, float]  # value, low, high, paired over the samples
+
+    @property
+    def sentence(self) -> str:
+        value, low, high = (100 * end for end in self.tight)
+        return (
+            f"{self.kind} ({_counted(self.seeds)}) keeps {value:+.2f} points [{low:+.2f}, {high:+.2f}] relative to "
+            f"{self.rival} with as many members ({_counted(self.rival_seeds)}) under tight; AdaptivePGD would say "
+            f"{100 * self.adaptive_pgd:+.2f}, ARC {100 * self.arc:+.2f}."
+        )
 
 
 def _check_row(row: Row) -> None:
@@ -159,13 +234,23 @@ def _check_row(row: Row) -> None:
         for end in ("value", "low", "high"):
             _number(figure[end], name)
     known = row.provenance
-    for name in ("hardware", "commit", "command", "trained_on"):
+    for name in ("hardware", "commit", "command", "trained_on", "training", "alpha_by"):
         if not isinstance(known.get(name, ""), str | None):
             raise ValueError(f"its {name} is {known[name]!r:.40}")
     if not row.alpha or not isinstance(known.get("checked", {}), dict) or not isinstance(row.signals, list):
         raise ValueError(f"the row of {row.method!r:.40} has no alpha, or signals or checks of another kind")
-    for value in row.alpha:
-        _number(value, "alpha")
+    for name, values in (("alpha", row.alpha), ("alone", row.alone)):
+        for value in values:
+            _number(value, name)
+    scores = row.scores
+    if scores is not None and not math.isclose(scores.mean(), row.tight["value"], abs_tol=1e-6):
+        raise ValueError(f"the row of {row.method!r:.40} keeps another accuracy than its samples")
+    if len(row.alone) not in (0, len(row.alpha)) or len(row.cross) not in (0, len(row.alone)):
+        raise ValueError(f"the row of {row.method!r:.40} has figures of more or fewer members than alpha")
+    for name, lines, length in (("cross", row.cross, len(row.alpha)), ("curve", row.curve, 3)):
+        for line in lines:
+            if len([_number(value, name) for value in line]) != length:
+                raise ValueError(f"{name} has a line of {len(line)} numbers, expected {length}")
 
 
 def _number(value: Any, name: str) -> float:
@@ -173,6 +258,14 @@ def _number(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST:
         raise ValueError(f"{name} is {value!r:.40}, expected a number")
     return value
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+def _counted(seeds: int) -> str:
+    return "one seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def _keep(count: int) -> str:
@@ -188,82 +281,19 @@ def add_row(path: str | Path, row: Row) -> Board:
     return board
 
 
-def row_of(run: Run, method: str, average: Run | None = None, **known: Any) -> Row:
-    """The row of a tight run; `known`: flops, minutes, provenance."""
-    evaluation = run.evaluation
-    alone, floors = evaluation.alone, evaluation.floor_scores
-    if alone is None or floors is None:
-        raise InputError(f"{run.name} attacked no member alone; a row needs a run of --attack tight")
-    if average is not None and average.data != run.data:
-        raise InputError(f"{average.name} is on other images than {run.name}; both belong to one row")
-    attacked = np.where((evaluation.alpha > 0)[:, None], alone, False)
-    best = int(attacked.mean(1).argmax())
-    seen = patterns(evaluation)
-    stages = evaluation.stage_accuracies
-    gains = evaluation.robust_scores - attacked[best]
-    gain = Estimate(float(gains.mean()), *((0.0, 0.0) if len(evaluation.alpha) == 1 else paired_interval(gains)))
-    return Row(
-        method=method,
-        norm=str(run.ball["norm"]),
-        eps=float(run.eps or math.nan),
-        members=len(evaluation.alpha),
-        alpha=run.alpha,
-        samples=len(evaluation),
-        clean=evaluation.clean_accuracy,
-        adaptive_pgd=stages["adaptive_pgd"].value,
-        arc=stages["arc"].value,
-        tight=_json(evaluation.robust),
-        floor=float(floors.mean()),
-        verdict="conclusive" if Verdict.of(evaluation).conclusive else "open",
-        best_member=float(attacked[best].mean()),
-        gain=_json(gain),
-        gain_at_floor=float((floors - attacked[best]).mean()),
-        most=max(0.0, 1 - best_for_patterns(seen)[1] - float(attacked[best].mean())),
-        vote=float(estimate(vote_scores(evaluation)).value),
-        average=None if average is None else average.evaluation.robust_accuracy,
-        joint=_joint(seen) if len(evaluation.alpha) == 2 else None,
-        signals=sorted({signal.name for signal in evaluation.signals}),
-        **known,
-    )
+def packed(right: np.ndarray) -> str:
+    """(M, N) booleans as text: eight to a byte, compressed, in base 64."""
+    return base64.b64encode(zlib.compress(np.packbits(right, axis=1).tobytes(), 9)).decode()
 
 
-def patterns(evaluation: Evaluation) -> list[np.ndarray]:
-    """(M, N) each: who is fooled at every point that the run kept, and each member that was fooled alone."""
-    points = _points(evaluation)
-    seen = [predictions != evaluation.labels for predictions in points]
-    if evaluation.alone is not None:
-        for i, bits in enumerate(evaluation.alone):
-            only = np.zeros_like(evaluation.alone)
-            only[i] = ~bits
-            seen.append(only)
-    return seen
-
-
-def vote_scores(evaluation: Evaluation) -> np.ndarray:
-    """(N,) the lowest chance that the majority vote is right, over the points that the run kept; ties are drawn."""
-    labels = evaluation.labels.astype(np.int64)
-    worst = np.ones(len(evaluation))
-    for predictions in _points(evaluation):
-        classes = int(max(predictions.max(), labels.max())) + 1
-        votes = np.zeros((classes, len(labels)), dtype=np.int64)
-        for answers in predictions.astype(np.int64):
-            given = answers >= 0
-            votes[answers[given], np.flatnonzero(given)] += 1
-        top = votes.max(0)
-        right = (votes[labels, np.arange(len(labels))] == top) & (top > 0)
-        worst = np.minimum(worst, np.where(right, 1 / np.maximum((votes == top).sum(0), 1), 0.0))
-    return worst
-
-
-def _points(evaluation: Evaluation) -> Sequence[np.ndarray]:
-    return [evaluation.clean_predictions, *evaluation.stages.values(), *evaluation.adversarial_predictions]
-
-
-def _joint(seen: Sequence[np.ndarray]) -> float:
-    """P(R): both members were fooled somewhere, but never at one point."""
-    alone, both = np.any(seen, axis=0).all(0), np.any([pattern.all(0) for pattern in seen], axis=0)
-    return float((alone & ~both).mean())
-
-
-def _json(figure: Estimate) -> Json:
-    return {"value": figure.value, "low": figure.low, "high": figure.high}
+def unpacked(text: str, members: int, samples: int) -> np.ndarray:
+    """(M, N) booleans from `packed`; a ValueError if there are more or fewer."""
+    length = members * -(-samples // 8)
+    try:
+        data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), length + 1)
+    except zlib.error as error:
+        raise ValueError(f"kept cannot be unpacked ({error})") from None
+    if len(data) != length:
+        raise ValueError(f"kept does not hold {members} x {samples} bits")
+    rows = np.frombuffer(data, np.uint8).reshape(members, -1)
+    return np.unpackbits(rows, axis=1, count=samples).astype(bool)

@@ -26,6 +26,9 @@ def add(
         Path | None, typer.Option(help="The run of `recarc evaluate --average`: the members' averaged probabilities.")
     ] = None,
     method: Annotated[str | None, typer.Option(help="Name of the method; by default how it was trained.")] = None,
+    alpha_by: Annotated[
+        str | None, typer.Option(help="How alpha was chosen, if not by training, such as 'osp, held-out images'.")
+    ] = None,
     again: Annotated[int, typer.Option(help="Samples to attack again.")] = 64,
     board_file: BoardOption = FILE,
     data_dir: options.DataDirOption = None,
@@ -47,7 +50,15 @@ def add(
     if again < 1:
         raise InputError(f"--again is {again}; expected a number of samples >= 1")
     row = check_entry(
-        run, Board.read(board_file), ensemble, average, method, data_dir, device=use_device(device), again=again
+        run,
+        Board.read(board_file),
+        ensemble,
+        average,
+        method,
+        data_dir,
+        device=use_device(device),
+        again=again,
+        alpha_by=alpha_by,
     )
     rows = len(add_row(board_file, row).rows)
     if json_:
@@ -80,7 +91,14 @@ def show(
     if page is not None:
         write_board(content, page)
     if json_:
-        print_json({**asdict(content), "answer": content.answer, "page": None if page is None else str(page)})
+        print_json(
+            {
+                **asdict(content),
+                "answer": content.answer,
+                "remarks": content.remarks,
+                "page": None if page is None else str(page),
+            }
+        )
         return
     head = ["ensemble", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "vote", "verdict"]
     rows = [
@@ -95,6 +113,7 @@ def show(
         for row in content.rows
     ]
     print_table(head, rows)
-    print_line(content.answer)
+    for line in [content.answer, *content.remarks]:
+        print_line(line)
     if page is not None:
         print_line(f"{page}: open it in a browser")

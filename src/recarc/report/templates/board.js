@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const all = (selector, root = document) => Array.from(root.querySelectorAll(selector));
-  const table = document.querySelector(".board"), rows = all("tbody", table), shown = document.getElementById("shown");
+  const table = document.querySelector(".board"), rows = all(":scope > tbody", table), shown = document.getElementById("shown");
 
   // Filters.
   const filters = ["norm", "members"].map((name) => document.getElementById(name));

@@ -1,0 +1,126 @@
+"""A row of the board from the records of a run: an ensemble, its members and their rivals under a tight attack."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from recarc.board.rows import Json, Row, packed
+from recarc.errors import InputError
+from recarc.evaluation.intervals import paired_interval
+from recarc.evaluation.result import Estimate, Evaluation, estimate
+from recarc.evaluation.verdict import Verdict
+from recarc.report.runs import Run
+from recarc.sampling import best_for_patterns
+
+POINTS = 21  # of a curve over alpha
+
+
+def row_of(run: Run, method: str, average: Run | None = None, **known: Any) -> Row:
+    """The row of a tight run; `known`: flops, minutes, provenance."""
+    evaluation = run.evaluation
+    alone, floors = evaluation.alone, evaluation.floor_scores
+    if alone is None or floors is None:
+        raise InputError(f"{run.name} attacked no member alone; a row needs a run of --attack tight")
+    if average is not None and average.data != run.data:
+        raise InputError(f"{average.name} is on other images than {run.name}; both belong to one row")
+    attacked = np.where((evaluation.alpha > 0)[:, None], alone, False)
+    best = int(attacked.mean(1).argmax())
+    seen = patterns(evaluation)
+    stages = evaluation.stage_accuracies
+    gains = evaluation.robust_scores - attacked[best]
+    gain = Estimate(float(gains.mean()), *((0.0, 0.0) if len(evaluation.alpha) == 1 else paired_interval(gains)))
+    return Row(
+        method=method,
+        norm=str(run.ball["norm"]),
+        eps=float(run.eps or math.nan),
+        members=len(evaluation.alpha),
+        alpha=run.alpha,
+        samples=len(evaluation),
+        clean=evaluation.clean_accuracy,
+        adaptive_pgd=stages["adaptive_pgd"].value,
+        arc=stages["arc"].value,
+        tight=_json(evaluation.robust),
+        floor=float(floors.mean()),
+        verdict="conclusive" if Verdict.of(evaluation).conclusive else "open",
+        best_member=float(attacked[best].mean()),
+        gain=_json(gain),
+        gain_at_floor=float((floors - attacked[best]).mean()),
+        most=max(0.0, 1 - best_for_patterns(seen)[1] - float(attacked[best].mean())),
+        vote=float(estimate(vote_scores(evaluation)).value),
+        average=None if average is None else average.evaluation.robust_accuracy,
+        joint=_joint(seen) if len(evaluation.alpha) == 2 else None,
+        alone=alone.mean(1).tolist(),
+        curve=curve_over_alpha(seen, alone, run.alpha, best),
+        kept=packed(evaluation.adversarial_predictions[0] == evaluation.labels),
+        signals=sorted({signal.name for signal in evaluation.signals}),
+        **known,
+    )
+
+
+def patterns(evaluation: Evaluation) -> list[np.ndarray]:
+    """(M, N) each: who is fooled at every point that the run kept, and each member that was fooled alone."""
+    points = _points(evaluation)
+    seen = [predictions != evaluation.labels for predictions in points]
+    if evaluation.alone is not None:
+        for i, bits in enumerate(evaluation.alone):
+            only = np.zeros_like(evaluation.alone)
+            only[i] = ~bits
+            seen.append(only)
+    return seen
+
+
+def curve_over_alpha(
+    seen: Sequence[np.ndarray], alone: np.ndarray, alpha: Sequence[float], best: int
+) -> list[list[float]]:
+    """(t, accuracy at the points found, floor) as the best member's probability t goes from 0 to 1.
+
+    The other members keep their proportions. No more than the accuracy, as other points may be worse at another alpha.
+    """
+    if len(alpha) == 1:
+        return []
+    others = np.array(alpha, dtype=float)
+    others[best] = 0.0
+    if not others.any():  # the best member was the only one drawn
+        others = np.ones_like(others)
+        others[best] = 0.0
+    curve = []
+    for t in np.linspace(0, 1, POINTS):
+        weights = (1 - t) * others / others.sum()
+        weights[best] = t
+        error = np.max([weights @ pattern for pattern in seen], axis=0).mean()
+        curve.append([float(t), float(1 - error), float(weights @ alone.mean(1))])
+    return curve
+
+
+def vote_scores(evaluation: Evaluation) -> np.ndarray:
+    """(N,) the lowest chance that the majority vote is right, over the points that the run kept; ties are drawn."""
+    labels = evaluation.labels.astype(np.int64)
+    worst = np.ones(len(evaluation))
+    for predictions in _points(evaluation):
+        classes = int(max(predictions.max(), labels.max())) + 1
+        votes = np.zeros((classes, len(labels)), dtype=np.int64)
+        for answers in predictions.astype(np.int64):
+            given = answers >= 0
+            votes[answers[given], np.flatnonzero(given)] += 1
+        top = votes.max(0)
+        right = (votes[labels, np.arange(len(labels))] == top) & (top > 0)
+        worst = np.minimum(worst, np.where(right, 1 / np.maximum((votes == top).sum(0), 1), 0.0))
+    return worst
+
+
+def _points(evaluation: Evaluation) -> Sequence[np.ndarray]:
+    return [evaluation.clean_predictions, *evaluation.stages.values(), *evaluation.adversarial_predictions]
+
+
+def _joint(seen: Sequence[np.ndarray]) -> float:
+    """P(R): both members were fooled somewhere, but never at one point."""
+    alone, both = np.any(seen, axis=0).all(0), np.any([pattern.all(0) for pattern in seen], axis=0)
+    return float((alone & ~both).mean())
+
+
+def _json(figure: Estimate) -> Json:
+    return {"value": figure.value, "low": figure.low, "high": figure.high}
