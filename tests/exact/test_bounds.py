@@ -79,7 +79,7 @@ def test_each_refinement_only_raises_the_bounds() -> None:
     net = relu_mlp(3, steep=3.0)
     x, y = inputs(net, 20, 6)
     network, ball = network_of(net, x), Ball("linf", 0.08)
-    plain, tight = bounds(network, x, ball, crown=False), bounds(network, x, ball)
+    plain, tight = bounds(network, x, ball), bounds(network, x, ball, torch.ones(len(x), dtype=torch.bool))
     for k, (low, high) in tight.intervals.items():
         assert bool((low >= plain.intervals[k][0] - 1e-12).all()) and bool(
             (high <= plain.intervals[k][1] + 1e-12).all()
