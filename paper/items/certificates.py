@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from paper import results
 from paper.recipe import EnsembleRecipe, measured_item, radius
@@ -24,6 +25,7 @@ from recarc.data.imageset import ImageSet, fingerprint
 from recarc.errors import RecarcWarning
 from recarc.evaluation.certification import Certification, certify
 from recarc.exact.certificate import Certificate
+from recarc.exact.joint import Certified
 from recarc.provenance import commit
 
 CHUNK = 5  # images that a process solves exactly at a time
@@ -39,9 +41,11 @@ Source = tuple[EnsembleRecipe, int]  # a member: of which ensemble, and which on
 
 @dataclass(frozen=True)
 class Case:
-    """The members of an ensemble, the ball and the number of images that they are certified on, and how."""
+    """The first `count` members of a family, the ball and the number of images that they are certified on, and how."""
 
-    members: tuple[Source, ...]
+    family: str
+    members: tuple[Source, ...]  # of the family
+    count: int
     eps: str
     images: int
     exact: bool = False
@@ -68,10 +72,11 @@ def _cases() -> dict[str, Case]:
         families: dict[str, Sequence[Source]] = {m.method: [(m, i) for i in range(3)] for m in (ibp, at)}
         families["mixed"] = [(ibp, 0), (at, 0), (ibp, 1)]
         for (family, members), count in itertools.product(families.items(), (1, 2, 3)):
-            cases[f"{data}-{family}-{count}"] = Case(tuple(members[:count]), eps, images, exact)
+            cases[f"{data}-{family}-{count}"] = Case(f"{data}-{family}", tuple(members), count, eps, images, exact)
         cases.pop(f"{data}-mixed-1")
     joint = EnsembleRecipe("jointibp", "digits", "mlp", "linf", "0.1", 2, changes={"fast": _changes("jointibp", 0)})
-    return cases | {"digits-jointibp-2": Case(((joint, 0), (joint, 1)), "0.1", 500, exact=True)}
+    pair = Case("digits-jointibp", ((joint, 0), (joint, 1)), 2, "0.1", 500, exact=True)
+    return cases | {"digits-jointibp-2": pair}
 
 
 def _changes(method: str, epochs: int) -> dict[str, Any]:
@@ -96,14 +101,15 @@ def certificates(setup: Setup, folder: Path, parts: list[str]) -> Iterator[RowRe
 def _rows(name: str, case: Case, setup: Setup) -> Iterator[RowResult]:
     """The row of a case; with the exact method again after every chunk of images, so that a stop loses little."""
     made = {recipe.name: setup.ensemble(recipe) for recipe in case.recipes}
-    rec = RandomizedEnsemble([made[recipe.name].ensemble.members[i] for recipe, i in case.members])
+    family = RandomizedEnsemble([made[recipe.name].ensemble.members[i] for recipe, i in case.members])
+    rec = RandomizedEnsemble(family.members[: case.count])
     images = _images(case, setup, made[case.recipes[0].name])
     ball, runs = Ball("linf", radius(case.eps)), setup.out / "runs" / f"certificates-{name}-{len(images)}"
     attack, shown = setup.scale.attack(Tight()), setup.report is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecarcWarning)
         tight = evaluate(rec, attack, images, ball, out=runs, progress=shown)
-        bounds = certify(rec, images, ball, out=runs, progress=shown)
+        bounds = certify(family, images, ball, out=runs.with_name(f"{case.family}-{len(images)}"), progress=shown)
     if not case.exact:
         yield _row(name, case, setup, tight, bounds, [], list(made.values()))
         return
@@ -158,14 +164,14 @@ def _row(
 ) -> RowResult:
     """The sandwich, on the images that are solved where the exact method is used."""
     n = sum(len(part.evaluation) for part in solved) or len(tight)
-    alone, certified = tight.alone, bounds.evaluation.floor_scores
-    assert alone is not None and certified is not None
+    alone, certified, alpha = tight.alone, _first(bounds.certified, case.count), torch.from_numpy(tight.alpha)
+    assert alone is not None
     scores = {
         "clean": tight.clean_scores,
-        "certified, members alone": certified,
-        "certified, jointly": bounds.floor().per_sample.numpy(),
+        "certified, members alone": (alpha[:, None] * certified.alone).sum(0).numpy(),
+        "certified, jointly": certified.floor(alpha).per_sample.numpy(),
     }
-    notes = [f"certified in {bounds.evaluation.seconds:.0f} s"]
+    notes = [f"bounds of {len(case.members)} members in {bounds.evaluation.seconds:.0f} s"]
     if solved:
         exact = [part.floor() for part in solved]
         low, high = (np.concatenate([getattr(f, k).numpy() for f in exact]) for k in ("per_sample", "upper"))
@@ -185,7 +191,7 @@ def _row(
         norm="linf",
         eps=case.eps,
         alpha=tuple(tight.alpha.tolist()),
-        ensemble=", ".join(f"member {i} of {recipe.name}" for recipe, i in case.members),
+        ensemble=", ".join(f"member {i} of {recipe.name}" for recipe, i in case.members[: case.count]),
         recipe="; ".join(f"{m.recipe} of {m.made_by.get('training_images')} images" for m in made),
         attacks={"tight": repr(setup.scale.attack(Tight()))},
         seconds=round(seconds, 1),
@@ -195,6 +201,12 @@ def _row(
         date=results.now(),
         note="; ".join(notes),
     )
+
+
+def _first(certified: Certified, count: int) -> Certified:
+    """What is proved of the first `count` members."""
+    inside = [max(s) < count for s in certified.sets]
+    return Certified(certified.excluded[torch.tensor(inside)], certified.fooled[:count])
 
 
 def _exact_notes(tight: np.ndarray, low: np.ndarray, high: np.ndarray, proved: np.ndarray) -> list[str]:

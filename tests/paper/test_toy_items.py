@@ -210,7 +210,7 @@ def test_evaluate_judges_points_that_were_found_elsewhere(toy_setup: Setup) -> N
 
 def test_certificates_are_below_the_truth_and_tight_above(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    given = save_ensemble(RandomizedEnsemble([build("mlp", 10, 1, 8, width=4) for _ in range(2)]), tmp_path / "rec")
+    given = save_ensemble(RandomizedEnsemble([build("mlp", 10, 1, 8, width=4) for _ in range(3)]), tmp_path / "rec")
     setup = Setup(tmp_path, torch.device("cpu"), scale=TOY, report=None, given={"": str(given)})
     for _ in range(2):  # the second time everything is read again
         (row,) = measure.measure(ITEMS["certificates"], setup, tmp_path, ["digits-at-2"]).rows
