@@ -131,7 +131,7 @@ def _input_interval(x: Tensor, ball: Ball) -> tuple[Tensor, Tensor]:
 
 def _tightened(known: Bounds, k: int, low: Tensor, high: Tensor, crown: Tensor) -> tuple[Tensor, Tensor]:
     """The interval of z_k, by CROWN where its sign is open, for the samples `crown`."""
-    low, high = low.clone(), high.clone()
+    low, high = (side.clone(memory_format=torch.contiguous_format) for side in (low, high))
     flat_low, flat_high = low.view(len(low), -1), high.view(len(high), -1)
     sample, unit = ((flat_low < 0) & (flat_high > 0) & crown[:, None]).nonzero(as_tuple=True)
     for part in torch.arange(len(sample), device=low.device).split(known.rows_at_once()):
