@@ -13,8 +13,9 @@ import torch
 from paper import measure, results
 from paper.bench.common import Replay, robust_accuracy
 from paper.items import ITEMS, quoted
+from paper.items.certificates import certificates_table
 from paper.measure import ItemRun
-from paper.pages import certificates_table, costs_table, gathered, page
+from paper.pages import costs_table, gathered, page
 from paper.plots import draw
 from paper.recipe import Difference, Item, Row
 from paper.results import ItemResult, RowResult
@@ -219,7 +220,7 @@ def test_certificates_are_below_the_truth_and_tight_above(tmp_path: Path) -> Non
     values = [left[column] for column in order]
     assert values == sorted(values) and row.images == 2
     assert "optimum known on" in row.note
-    assert "| digits-at-2 | 2 |" in certificates_table(gathered(tmp_path))
+    assert "| digits-at-2 | 2 |" in certificates_table(gathered(tmp_path)["certificates"])
 
 
 def test_the_demo_becomes_a_row(toy_setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
