@@ -12,6 +12,7 @@ from paper.bench.throughput import ATTACK, NETS, TRAINING
 from paper.claims import judge
 from paper.costs import attack_passes, training_passes
 from paper.items import ITEMS
+from paper.items.certificates import certificates_table
 from paper.judging import Judged
 from paper.plots import draw
 from paper.recipe import Item
@@ -99,7 +100,8 @@ def render(folder: Path, docs: Path) -> list[Path]:
         written.append(docs / f"{name}.md")
         written[-1].write_text(page(name, measured, folder, docs), encoding="utf-8")
     parts = {"headline": headline(measured), "costs": costs_table(measured), "gallery": gallery_table(measured)}
-    parts |= {"certificates": certificates_table(measured), "board": board_table(folder / "board.json")}
+    parts["certificates"] = certificates_table(measured["certificates"])
+    parts["board"] = board_table(folder / "board.json")
     marked = [path for path in (docs.parent / "README.md", *sorted(docs.glob("*.md"))) if path.exists()]
     return [*written, *(path for path in marked if fill(path, parts))]
 
@@ -258,24 +260,6 @@ def gallery_table(measured: Measured) -> str:
     problem = f"{last.images} test images of digits, {last.norm} eps {last.eps}"
     note = f"{problem}; {last.hardware}, {last.date}, {(last.commit or '')[:10]}, `{last.command}`."
     return f"{Grid('', ['member', *columns, 'verdict', 'signals with every seed'], cells).markdown()}\n\n{note}"
-
-
-def certificates_table(measured: Measured) -> str:
-    """The sandwich of every ensemble, one line each, and what the exact method says of it."""
-    rows = [row for result in measured["certificates"] for row in result.rows]
-    if not rows:
-        return "Not measured yet: `python -m paper certificates`, then `--render`."
-    columns = list(dict.fromkeys(figure.column for row in rows for figure in row.figures))
-    cells = [
-        [row.row, str(row.images), *(f"{f.measured:.2f}" if (f := row.figure(c)) else "" for c in columns)]
-        for row in rows
-    ]
-    notes = [
-        f"- {row.row}: {row.note or 'bounds only'}; {row.seconds:.0f} s, {row.hardware}, {row.date}, "
-        f"{(row.commit or '')[:10]}, `{row.command}`."
-        for row in rows
-    ]
-    return "\n".join([Grid("", ["ensemble", "images", *columns], cells).markdown(), "", *notes])
 
 
 def board_table(path: Path) -> str:

@@ -56,6 +56,18 @@ def test_two_processes_give_the_records_of_one(ensemble: Path, tmp_path: Path, c
     assert figures[0] == figures[1]
 
 
+def test_two_processes_certify_as_one_does(ensemble: Path, tmp_path: Path, capsys: Any) -> None:
+    words = ["--data", "digits", "--limit", "16", "--eps", "0.001", "--steps", "1", "--shard-size", "4"]
+    command = ["certify", str(ensemble), *words, "--json", "--out"]
+    assert run([*command, str(tmp_path / "one")]) == 0
+    one = json.loads(capsys.readouterr().out)
+    two = called(*RUN, "-m", "recarc", *command, str(tmp_path / "two"))
+    assert two.returncode == 0, two.stderr
+    records = [records_of(tmp_path / name / "certificate") for name in ("one", "two")]
+    assert len(records[0]) == 4 and records[0] == records[1]
+    assert json.loads(two.stdout)["sets"] == one["sets"]
+
+
 def test_a_dead_rank_fails_the_run_which_another_number_of_ranks_resumes(tmp_path: Path) -> None:
     broken = called(*RUN, str(HERE / "dying_rank.py"), str(tmp_path / "run"), DYING_RANK="1")
     assert broken.returncode != 0

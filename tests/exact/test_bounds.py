@@ -79,7 +79,7 @@ def test_each_refinement_only_raises_the_bounds() -> None:
     net = relu_mlp(3, steep=3.0)
     x, y = inputs(net, 20, 6)
     network, ball = network_of(net, x), Ball("linf", 0.08)
-    plain, tight = bounds(network, x, ball, crown=False), bounds(network, x, ball)
+    plain, tight = bounds(network, x, ball), bounds(network, x, ball, torch.ones(len(x), dtype=torch.bool))
     for k, (low, high) in tight.intervals.items():
         assert bool((low >= plain.intervals[k][0] - 1e-12).all()) and bool(
             (high <= plain.intervals[k][1] + 1e-12).all()
@@ -89,6 +89,21 @@ def test_each_refinement_only_raises_the_bounds() -> None:
     assert float(optimised.lowest[crown.open & (optimised.lowest < torch.inf)].mean()) > float(
         crown.lowest[crown.open & (crown.lowest < torch.inf)].mean()
     )
+
+
+def test_intervals_are_exact_behind_one_mixing_layer() -> None:
+    net = build("cnn", 10, 1, 4, width=2, batch_norm=True, mean=(0.3,), std=(0.4,)).double().eval()
+    x = inputs(net, 3, 1, 4, 4)[0]
+    network = network_of(net, x)
+    relus = [k for k, step in enumerate(network.steps) if step.is_relu]
+    first, second = (network.steps[k].inputs[0] for k in relus)
+    assert first in network.exact_intervals() and second not in network.exact_intervals()
+    known = bounds(network, x, Ball("linf", 0.1))
+    low = known.intervals[relus[0]][0].flatten(1)
+    rows = torch.eye(low.shape[1], dtype=x.dtype).reshape(-1, *network.steps[first].shape)
+    for n in range(len(x)):
+        lowest = known.linear(first, rows, torch.full((len(rows),), n)).lowest
+        assert torch.allclose(lowest, low[n], atol=1e-9)
 
 
 def test_memory_and_batch_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ import torch
 from paper import measure, results
 from paper.bench.common import Replay, robust_accuracy
 from paper.items import ITEMS, quoted
+from paper.items.certificates import certificates_table
 from paper.measure import ItemRun
-from paper.pages import certificates_table, costs_table, gathered, page
+from paper.pages import costs_table, gathered, page
 from paper.plots import draw
 from paper.recipe import Difference, Item, Row
 from paper.results import ItemResult, RowResult
@@ -210,16 +211,16 @@ def test_evaluate_judges_points_that_were_found_elsewhere(toy_setup: Setup) -> N
 
 def test_certificates_are_below_the_truth_and_tight_above(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    given = save_ensemble(RandomizedEnsemble([build("mlp", 10, 1, 8, width=4) for _ in range(2)]), tmp_path / "rec")
+    given = save_ensemble(RandomizedEnsemble([build("mlp", 10, 1, 8, width=4) for _ in range(3)]), tmp_path / "rec")
     setup = Setup(tmp_path, torch.device("cpu"), scale=TOY, report=None, given={"": str(given)})
     for _ in range(2):  # the second time everything is read again
-        (row,) = measure.measure(ITEMS["certificates"], setup, tmp_path, ["digits-at"]).rows
+        (row,) = measure.measure(ITEMS["certificates"], setup, tmp_path, ["digits-at-2"]).rows
     left = {figure.column: figure.measured for figure in row.figures}
     order = ["certified, members alone", "certified, jointly", "exact, from", "exact, to", "tight", "clean"]
     values = [left[column] for column in order]
     assert values == sorted(values) and row.images == 2
     assert "optimum known on" in row.note
-    assert "| digits-at | 2 |" in certificates_table(gathered(tmp_path))
+    assert "| digits-at-2 | 2 |" in certificates_table(gathered(tmp_path)["certificates"])
 
 
 def test_the_demo_becomes_a_row(toy_setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

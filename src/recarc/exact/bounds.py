@@ -17,7 +17,7 @@ from recarc.exact.network import Network, sizes
 from recarc.geometry import Ball, per_sample
 
 SLACK = 1e-5
-NUMBERS = {"cpu": 2**24, "cuda": 2**27}  # float64 values of the largest tensor at once
+NUMBERS = {"cpu": 2**24, "cuda": 2**25}  # float64 values of the largest tensor at once
 RATE, DECAY = 0.5, 0.95  # of the slopes' ascent
 
 
@@ -97,9 +97,10 @@ class Bounds:
         return max(1, NUMBERS.get(self.x.device.type, NUMBERS["cpu"]) // max(sizes(self.network)))
 
 
-def bounds(network: Network, x: Tensor, ball: Ball, crown: bool = True) -> Bounds:
-    """Bounds on every ReLU's input on the balls around x (B, ...), by intervals, or also by CROWN (`crown`)."""
+def bounds(network: Network, x: Tensor, ball: Ball, crown: Tensor | None = None) -> Bounds:
+    """Bounds on every ReLU's input on the balls around x (B, ...) by intervals, of the samples `crown` by CROWN."""
     known = Bounds(network, x, ball, {}, {})
+    exact = network.exact_intervals() if ball.norm.p == torch.inf else set()
     centre, radius = _input_interval(x, ball)
     values = [(centre, radius)]
     for k, step in enumerate(network.steps[1:], 1):
@@ -107,8 +108,8 @@ def bounds(network: Network, x: Tensor, ball: Ball, crown: bool = True) -> Bound
         if step.is_relu:
             (centre, radius) = inputs[0]
             low, high = centre - radius, centre + radius
-            if crown:
-                low, high = _tightened(known, step.inputs[0], low, high)
+            if crown is not None and step.inputs[0] not in exact:
+                low, high = _tightened(known, step.inputs[0], low, high, crown)
             known.intervals[k], known.lines[k] = (low, high), Line.of(low, high)
             low, high = low.clamp(min=0), high.clamp(min=0)
             values.append(((low + high) / 2, (high - low) / 2))
@@ -128,11 +129,11 @@ def _input_interval(x: Tensor, ball: Ball) -> tuple[Tensor, Tensor]:
     return (low + high) / 2, (high - low) / 2
 
 
-def _tightened(known: Bounds, k: int, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """The interval of z_k, by CROWN where its sign is open."""
-    low, high = low.clone(), high.clone()
+def _tightened(known: Bounds, k: int, low: Tensor, high: Tensor, crown: Tensor) -> tuple[Tensor, Tensor]:
+    """The interval of z_k, by CROWN where its sign is open, for the samples `crown`."""
+    low, high = (side.clone(memory_format=torch.contiguous_format) for side in (low, high))
     flat_low, flat_high = low.view(len(low), -1), high.view(len(high), -1)
-    sample, unit = ((flat_low < 0) & (flat_high > 0)).nonzero(as_tuple=True)
+    sample, unit = ((flat_low < 0) & (flat_high > 0) & crown[:, None]).nonzero(as_tuple=True)
     for part in torch.arange(len(sample), device=low.device).split(known.rows_at_once()):
         s, u = sample[part], unit[part]
         a = low.new_zeros(len(s), flat_low.shape[1]).scatter_(1, u[:, None], 1.0).reshape(len(s), *low.shape[1:])
@@ -157,26 +158,40 @@ class Margins:
         return ~(self.lowest > self.slack[:, None])  # also where it is NaN
 
 
-def margins(network: Network, x: Tensor, y: Tensor, ball: Ball, steps: int = 20) -> Margins:
-    """Linear bounds of every margin, with `steps` steps of the slopes' ascent on those that stay open."""
+def margins(
+    network: Network, x: Tensor, y: Tensor, ball: Ball, steps: int = 20, wanted: Tensor | None = None
+) -> Margins:
+    """Linear bounds of every margin, from the ReLUs' intervals; of those that stay open, from CROWN's bounds of every
+    ReLU, with `steps` steps of the slopes' ascent. On samples outside `wanted` (B,) intervals must do.
+    """
     with torch.no_grad():
         x = x.double()
         ball = ball.widened(x)
-        known = bounds(network, x, ball)
-        logits = network.logits(x)
-        classes = logits.shape[1]
-        sample = torch.arange(len(x), device=x.device).repeat_interleave(classes)
-        eye = torch.eye(classes, dtype=x.dtype, device=x.device)
-        rows = eye[y[sample]] - eye.repeat(len(x), 1)
-        slack = SLACK * logits.abs().amax(1).clamp(min=1)
-        wrong = (torch.arange(classes, device=x.device).repeat(len(x)) != y[sample]).nonzero()[:, 0]
-        a, b = x.new_zeros(len(rows), *x.shape[1:]), x.new_zeros(len(rows))
-        lowest = torch.full_like(b, torch.inf)
-        for part in wrong.split(known.rows_at_once()):
-            line = _optimised(known, rows[part], sample[part], slack[sample[part]], steps)
-            a[part], b[part], lowest[part] = line.a, line.b, line.lowest
-        shape = (len(x), classes)
-        return Margins(a.reshape(*shape, *x.shape[1:]), b.reshape(shape), lowest.reshape(shape), slack, known)
+        known, logits = bounds(network, x, ball), network.logits(x)
+        a, b = x.new_zeros(*logits.shape, *x.shape[1:]), torch.zeros_like(logits)
+        slack, lowest = SLACK * logits.abs().amax(1).clamp(min=1), torch.full_like(logits, torch.inf)
+        found = Margins(a, b, lowest, slack, known)
+        others = torch.arange(logits.shape[1], device=x.device) != y[:, None]
+        _fill(found, y, others, 0)
+        assert known.logits is not None
+        plain = known.logits[0].gather(1, y[:, None]) - known.logits[1]
+        higher = (plain > lowest) & others
+        a[higher], b[higher], lowest[higher] = 0, plain[higher], plain[higher]
+        todo = found.open if wanted is None else found.open & wanted[:, None]
+        if bool(todo.any()):
+            found = replace(found, known=bounds(network, x, ball, todo.any(1)))
+            _fill(found, y, todo, steps)
+        return found
+
+
+def _fill(found: Margins, y: Tensor, wanted: Tensor, steps: int) -> None:
+    """Put the linear bounds of the margins `wanted` (B, C) into `found`."""
+    sample, wrong = wanted.nonzero(as_tuple=True)
+    eye = torch.eye(wanted.shape[1], dtype=found.a.dtype, device=found.a.device)
+    for part in torch.arange(len(sample), device=y.device).split(found.known.rows_at_once()):
+        s, c = sample[part], wrong[part]
+        line = _optimised(found.known, eye[y[s]] - eye[c], s, found.slack[s], steps)
+        found.a[s, c], found.b[s, c], found.lowest[s, c] = line.a, line.b, line.lowest
 
 
 def _optimised(known: Bounds, rows: Tensor, sample: Tensor, enough: Tensor, steps: int) -> Linear:

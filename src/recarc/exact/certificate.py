@@ -46,6 +46,8 @@ class Certificate:
         if self.method == "exact":
             return exact_certificates(ensemble, x, y, ball, self.time_limit)
         with frozen_problem(ensemble, x.detach(), y, ball) as problem:
-            members = enumerate(problem.ensemble.members)
-            found = [margins(network_of(member, x, i), x, problem.y, ball, self.steps) for i, member in members]
-            return Certified(joint_certificates(found), problem.clean_predictions != problem.y, x)
+            wrong, y = problem.clean_predictions != problem.y, problem.y
+            some = ~wrong.all(0)  # where all are wrong at x itself, nothing can be proved
+            networks = [network_of(member, x, i) for i, member in enumerate(problem.ensemble.members)]
+            found = [margins(network, x, y, ball, self.steps, some) for network in networks]
+            return Certified(joint_certificates(found), wrong, x)

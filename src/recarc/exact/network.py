@@ -37,6 +37,7 @@ class Step:
     shape: tuple[int, ...]  # of one sample
     function: Function | None = None
     magnitude: Function | None = None
+    elementwise: bool = False  # each value depends on one value of one input; True of ReLUs
 
     @property
     def is_relu(self) -> bool:
@@ -64,6 +65,16 @@ class Network:
         for step in self.steps[1:]:
             values.append(F.relu(values[step.inputs[0]]) if step.is_relu else self._apply(step, values))
         return values[self.output]
+
+    def exact_intervals(self) -> set[int]:
+        """The steps whose intervals are exact if the input is a box: those with one layer that mixes values before."""
+        boxes, exact = {0}, {0}
+        for k, step in enumerate(self.steps[1:], 1):
+            if step.elementwise and step.inputs[0] in boxes:
+                boxes.add(k)
+            if step.inputs[0] in (exact if step.elementwise else boxes) and len(step.inputs) == 1:
+                exact.add(k)
+        return exact
 
     @staticmethod
     def _apply(step: Step, values: Sequence[Tensor]) -> Tensor:
@@ -145,11 +156,16 @@ class _Builder:
         inputs = tuple(self.step_of[n] for n in sources)
         shape, name = tuple(value.shape[1:]), _name(node, self.module)
         if _is_relu(node, self.module):
-            step = Step(name, inputs, shape)
+            step = Step(name, inputs, shape, elementwise=True)
         else:
-            step = Step(name, inputs, shape, *self._affine(node, sources, shape))
+            step = Step(name, inputs, shape, *self._affine(node, sources, shape), self._elementwise(node))
         self.steps.append(step)
         self.step_of[node] = len(self.steps) - 1
+
+    def _elementwise(self, node: fx.Node) -> bool:
+        if node.op == "call_module":
+            return isinstance(self.module.get_submodule(str(node.target)), ELEMENTWISE)
+        return (node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")) in SHAPES
 
     def _affine(self, node: fx.Node, sources: list[fx.Node], shape: tuple[int, ...]) -> tuple[Function, Function]:
         if node.op == "call_module":
@@ -193,6 +209,7 @@ SHAPES = ("flatten", "view", "reshape", "squeeze", "unsqueeze", "contiguous", "d
 SUMS = ("add", "iadd", "cat", "concat")
 MONOTONE = ("avg_pool2d", "adaptive_avg_pool2d", "mean", "pad", "getitem")
 WEIGHTED = ("linear", "conv2d")
+ELEMENTWISE = (_BatchNorm, Normalize, nn.Identity, nn.Dropout, nn.Dropout2d, nn.Flatten)
 RELUS = ("relu", "relu_")
 
 

@@ -53,7 +53,7 @@ class IBP(Method):
         """Interval bounds of a member in training, differentiable in its weights."""
         if id(member) not in self.networks:
             self.networks[id(member)] = Network(member, x.shape[1:])
-        return bounds(self.networks[id(member)], x, ball, crown=False)
+        return bounds(self.networks[id(member)], x, ball)
 
     def lowest_margins(self, member: nn.Module, x: Tensor, y: Tensor, ball: Ball, beta: float) -> Tensor:
         """(B, C) lower bounds of f_y - f_c over the ball; 0 for c = y."""
