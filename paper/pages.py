@@ -97,9 +97,9 @@ ResNet-18 2.0 x | captured tiles keep the activations of the whole batch |
 Timers around the parts of those 15 s: 2.3 s to import and to start CUDA, 0.1 s for data and weights, 1.6 s to prepare,
 1.0 s to measure the members, 8.0 s in the attack, 0.7 s to judge, the rest to write, to sum up and to leave. Of the
 attack: AdaptivePGD 1.0 s, ARC 0.6 s, the members alone 1.1 s, square, corrected ARC and lattice climber 0.4 s, the
-challenge 1.2 s, and 3.6 s for Climb and its rounds on the handful of samples still above their floor: some 500 steps one after
-the other, in which a GPU is all but idle. (On the first 5,000 images no sample gets that far.) Python's bytecode was
-cached, as after any installation; without it importing torch takes 1.2 s longer.
+challenge 1.2 s, and 3.6 s for Climb and its rounds on the handful of samples still above their floor: some 500
+steps one after the other, in which a GPU is all but idle. (On the first 5,000 images no sample gets that far.) Python's
+bytecode was cached, as after any installation; without it importing torch takes 1.2 s longer.
 
 Benchmarks time the attack alone; accuracies come from `recarc.evaluate`, which judges in float32. Where no evaluation
 of the same attack on the same images exists, the cell is empty. Every row names the commit that measured it, and the
