@@ -61,21 +61,47 @@ change in a whole iteration of ARC, since the next would repeat it; one backward
 logits), not one per class. Together that leaves an eleventh of the baseline's passes in the run below. In
 `recarc.fast.accelerate(ensemble, precision)`, an ensemble to search with: batch norm is folded into the convolutions
 and bias, shortcut and ReLU are fused with them: for up to 64 channels in a Triton kernel with a gradient of its own,
-for more by cuDNN; float16, which rounds like TF32 in half the memory, with linear heads in float32; CUDA graphs of a
-few sizes, captured when they are first needed, so that a handful of samples costs a handful of launches. No kernels are
-tried out, and nothing is compiled but our Triton kernels, once per machine. A search in float16 may
-end up to 0.2 points above one in TF32, because a point just across a boundary in one precision can be on its other side
-in another. The baselines and the other libraries run with PyTorch's defaults, on a GPU with convolutions in TF32;
-"members as given" is float32 throughout.
+for more by cuDNN; float16, which rounds like TF32 in half the memory, with the layers that make the logits in float32;
+CUDA graphs of a few sizes, captured when they are first needed, so that a handful of samples costs a handful of
+launches; the planes of few samples side by side in one pass. Our Triton kernels are compiled once per machine, as many
+at a time as there are cores. In `evaluate` batches span shards, so that the last few samples are waited for once.
+Pure float32, which has no tensor cores, runs in the fastest of four ways (two layouts, kernels tried out or not),
+measured once and kept in the cache, but not in `evaluate`, whose records must not depend on a stopwatch. A search in
+float16 may end up to 0.2 points above one in TF32, because a point just across a boundary in one precision can be on
+its other side in another. The baselines and the other libraries run with PyTorch's defaults, on a GPU with convolutions
+in TF32; "members as given" is float32 throughout.
 
 The baseline is Algorithm 2 batch-vectorised the obvious way (`paper/bench/baseline.py`): C + 1 backward passes per
 member, M^2 + 2M forward passes per iteration, every sample to the end.
 
-On an H200 the whole of `recarc evaluate zoo:bat-resnet20-linf --data cifar10 --eps 8/255` took 15 s for 10,000 images
-(the first 5,000 of the test set, twice, already in memory): 3.6 s to import and to start CUDA, 2.5 s to prepare and to
-measure the members, 6.6 s in the attack, 0.5 s to judge. The first time on a machine it took 40 s, because Triton
-compiles its kernels once. On the 5,000 images it reported 37.15 % with `--precision auto`, and the same with
-`--precision float32` in 29 s.
+What we aim for on an H200, as ratios to the baseline at its better batch size, and where we are (the tables below):
+
+| work | aim | measured | why not |
+|---|---|---|---|
+| ARC, a stranger's ResNet-20, linf / l2 | 40 x / 20 x | 38.4 x / 17.4 x | once few samples are left, \
+launching kernels costs more than running them: an iteration of one member takes about 4 ms for 16 images and 31 \
+ms for 2,048 |
+| ARC, ResNet-18, linf / l2 | 20 x / 10 x | 9.2 x (two epochs of training) / 5.5 x (random weights, earlier) | \
+the passes alone, 2.6 ms forward and 3.7 ms backward for 1,024 images (430 and 310 TFLOP/s), take 0.49 of the \
+0.80 s |
+| ARC, WRN-28-10, ResNet-50, ViT-S | 6 x each | WRN 4.6 x / 4.3 x (random weights, earlier); the others not \
+measured | WRN: 300 TFLOP/s; with random weights half of the images stay to the end |
+| any row, like beside like | 1 x | 0.98 x: AdaptivePGD in float32, first call; 1.06 x later | |
+| a first call over later ones | 4 s | 2.1 s at most | |
+| the whole of `recarc evaluate zoo:bat-resnet20-linf`, 10,000 images, a second process | 8 s | 15.0 s; the \
+first on a machine 20.6 s | below |
+| the same with two ResNet-18s | 45 s | not measured | |
+| two CPU cores, ARC linf / l2 | 10 x / 6 x | 21.2 x / 5.0 x (one thread, on a busy machine; 64 images) | in \
+l2 samples rarely stand still: 34 forward and 96 backward passes an image, in linf 12 and 29 |
+| peak memory over one forward and backward pass | 1.5 x | float16 0.6 x, on ResNet-18 1.1 x; TF32 1.2 x, on \
+ResNet-18 2.0 x | captured tiles keep the activations of the whole batch |
+
+Timers around the parts of those 15 s: 2.3 s to import and to start CUDA, 0.1 s for data and weights, 1.6 s to prepare,
+1.0 s to measure the members, 8.0 s in the attack, 0.7 s to judge, the rest to write, to sum up and to leave. Of the
+attack: AdaptivePGD 1.0 s, ARC 0.6 s, the members alone 1.1 s, square, corrected ARC and lattice climber 0.4 s, the
+challenge 1.2 s, and 3.6 s for Climb and its rounds on the handful of samples still above their floor: some 500
+steps one after the other, in which a GPU is all but idle. (On the first 5,000 images no sample gets that far.) Python's
+bytecode was cached, as after any installation; without it importing torch takes 1.2 s longer.
 
 Benchmarks time the attack alone; accuracies come from `recarc.evaluate`, which judges in float32. Where no evaluation
 of the same attack on the same images exists, the cell is empty. Every row names the commit that measured it, and the
