@@ -79,13 +79,11 @@ What we aim for on an H200, as ratios to the baseline at its better batch size, 
 | work | aim | measured | why not |
 |---|---|---|---|
 | ARC, a stranger's ResNet-20, linf / l2 | 40 x / 20 x | 38.4 x / 17.4 x | once few samples are left, \
-launching kernels costs more than running them: an iteration of one member takes about 4 ms for 16 images and 31 \
-ms for 2,048 |
+launching kernels costs more than running them |
 | ARC, ResNet-18, linf / l2 | 20 x / 10 x | 9.2 x (two epochs of training) / 5.5 x (random weights, earlier) | \
-the passes alone, 2.6 ms forward and 3.7 ms backward for 1,024 images (430 and 310 TFLOP/s), take 0.49 of the \
-0.80 s |
+the passes alone take more than half of the time, near the speed of a large matrix product |
 | ARC, WRN-28-10, ResNet-50, ViT-S | 6 x each | WRN 4.6 x / 4.3 x (random weights, earlier); the others not \
-measured | WRN: 300 TFLOP/s; with random weights half of the images stay to the end |
+measured | with random weights half of the images stay to the end |
 | any row, like beside like | 1 x | 0.98 x: AdaptivePGD in float32, first call; 1.06 x later | |
 | a first call over later ones | 4 s | 2.1 s at most | |
 | the whole of `recarc evaluate zoo:bat-resnet20-linf`, 10,000 images, a second process | 8 s | 15.0 s; the \
@@ -96,12 +94,10 @@ l2 samples rarely stand still: 34 forward and 96 backward passes an image, in li
 | peak memory over one forward and backward pass | 1.5 x | float16 0.6 x, on ResNet-18 1.1 x; TF32 1.2 x, on \
 ResNet-18 2.0 x | captured tiles keep the activations of the whole batch |
 
-Timers around the parts of those 15 s: 2.3 s to import and to start CUDA, 0.1 s for data and weights, 1.6 s to prepare,
-1.0 s to measure the members, 8.0 s in the attack, 0.7 s to judge, the rest to write, to sum up and to leave. Of the
-attack: AdaptivePGD 1.0 s, ARC 0.6 s, the members alone 1.1 s, square, corrected ARC and lattice climber 0.4 s, the
-challenge 1.2 s, and 3.6 s for Climb and its rounds on the handful of samples still above their floor: some 500
-steps one after the other, in which a GPU is all but idle. (On the first 5,000 images no sample gets that far.) Python's
-bytecode was cached, as after any installation; without it importing torch takes 1.2 s longer.
+Of those 15 s, `python -m paper bench-command` puts 8.4 s down to the attack; a good 2 s go to importing and to starting
+CUDA, another 2 to preparing and measuring the members. The attack's longest part is Climb and its rounds on the handful
+of samples still above their floor: hundreds of steps one after the other, in which a GPU is all but idle. (On the first
+5,000 images no sample gets that far.)
 
 Benchmarks time the attack alone; accuracies come from `recarc.evaluate`, which judges in float32. Where no evaluation
 of the same attack on the same images exists, the cell is empty. Every row names the commit that measured it, and the
