@@ -52,7 +52,7 @@ class Case:
 
     @property
     def images(self) -> int:
-        return 500 if self.data == "digits" else 1000
+        return 500 if self.exact else 1000
 
     @property
     def data(self) -> str:
@@ -76,9 +76,7 @@ def _cases() -> dict[str, Case]:
         families: dict[str, Sequence[Source]] = {m.method: [(m, i) for i in range(3)] for m in (ibp, at)}
         families["mixed"] = [(ibp, 0), (at, 0), (ibp, 1)]
         for (family, members), count in itertools.product(families.items(), (1, 2, 3)):
-            name = f"{data}-{family}-{count}"
-            exact = data == "digits" or name == "mnist-ibp-2"
-            cases[name] = Case(f"{data}-{family}", tuple(members), count, eps, exact)
+            cases[f"{data}-{family}-{count}"] = Case(f"{data}-{family}", tuple(members), count, eps, not epochs)
         cases.pop(f"{data}-mixed-1")
     joint = EnsembleRecipe("jointibp", "digits", "mlp", "linf", "0.1", 2, changes={"fast": _changes("jointibp", 0)})
     pair = Case("digits-jointibp", ((joint, 0), (joint, 1)), 2, "0.1", exact=True)
