@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -107,6 +108,13 @@ def test_between_every_certificate_and_every_attack() -> None:
         left = rec.expected_accuracy(attack(rec, x, y, ball), y)
         assert bool((floor.per_sample <= left + 1e-12).all())
     assert torch.equal(floor.per_sample, floor.upper)
+
+
+def test_the_solver_cannot_print(capfd: pytest.CaptureFixture[str]) -> None:
+    with relu._silent():
+        os.write(1, b"a line of the solver")
+    os.write(1, b"a document")
+    assert capfd.readouterr().out == "a document"
 
 
 def test_no_time_means_unknown_not_a_guess() -> None:

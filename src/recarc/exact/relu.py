@@ -8,7 +8,10 @@ time proves nothing and the set stays unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -212,16 +215,36 @@ class _Program:
         low, high = (np.concatenate(part) for part in zip(*self.limits))
         objective = np.zeros(self.variables)
         objective[self.t[0]] = 1
-        solution = milp(
-            objective,
-            integrality=np.concatenate(self.integral),
-            bounds=Limits(np.concatenate(self.low), np.concatenate(self.high)),
-            constraints=LinearConstraint(matrix, low, high),
-            options={"time_limit": time_limit},
-        )
+        with _silent():
+            solution = milp(
+                objective,
+                integrality=np.concatenate(self.integral),
+                bounds=Limits(np.concatenate(self.low), np.concatenate(self.high)),
+                constraints=LinearConstraint(matrix, low, high),
+                options={"time_limit": time_limit},
+            )
         if solution.x is not None:
             return solution.x[self.x[0] : self.x[-1] + 1]
         return "no" if solution.status == 2 else "unknown"
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """HiGHS now and then prints a line of its own, which must not get into a document on standard output."""
+    flush = ctypes.CDLL(None).fflush if os.name == "posix" else None
+    if flush is None:
+        yield
+        return
+    flush(None)
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        flush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def affine_maps(network: Network) -> dict[int, tuple[dict[int, Array], Array]]:
