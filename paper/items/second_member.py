@@ -79,8 +79,8 @@ def seeds() -> tuple[Row, ...]:
     drawing="lines",
     note="Not in the paper. Dividing a member's logits changes none of its answers, so the ensemble is equally robust "
     "at every T, and what ARC leaves at T = 1 (Table 1) bounds it everywhere. The less sure the second member is, the "
-    "less APGD is misled, down to what it leaves of the first member alone. The pairs of VGG-16, ResNet-18 and "
-    "WRN-28-4 that Table 1 shows so far were trained with smoothed labels, which keep logits small; `bat` no longer "
+    "less APGD is misled, until nothing is left of the gain over the first one alone. The pairs of VGG-16, ResNet-18 "
+    "and WRN-28-4 in Table 1 so far were trained with smoothed labels, which keep logits small; `bat` no longer "
     "smooths them. Whether that is why APGD gains so little there, `smooth-50` and those rows trained again will tell.",
 )
 def confidence() -> tuple[Row, ...]:
