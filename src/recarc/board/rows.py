@@ -216,9 +216,9 @@ class Over:
     def sentence(self) -> str:
         value, low, high = (100 * end for end in self.tight)
         return (
-            f"{self.kind} ({_counted(self.seeds)}) keeps {value:+.2f} points [{low:+.2f}, {high:+.2f}] relative to "
-            f"{self.rival} with as many members ({_counted(self.rival_seeds)}) under tight; AdaptivePGD would say "
-            f"{100 * self.adaptive_pgd:+.2f}, ARC {100 * self.arc:+.2f}."
+            f"{self.kind} ({_counted(self.seeds)}): {value:+.2f} points [{low:+.2f}, {high:+.2f}] over {self.rival} "
+            f"with as many members ({_counted(self.rival_seeds)}) under tight; by AdaptivePGD it would be "
+            f"{100 * self.adaptive_pgd:+.2f}, by ARC {100 * self.arc:+.2f}."
         )
 
 
