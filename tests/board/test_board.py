@@ -221,7 +221,7 @@ def test_methods_are_compared_with_independent_members_over_their_seeds(tmp_path
     over = board.over(board.rows[-1])
     assert over is not None and (over.seeds, over.rival_seeds) == (2, 1)
     assert over.tight[0] == pytest.approx(0.1875) and over.tight[1] < 0.1875 < over.tight[2]
-    assert len(board.remarks) == 1 and "X, linf, M = 2, alpha uniform (2 seeds) keeps +18.75 points" in board.remarks[0]
+    assert len(board.remarks) == 1 and "X, linf, M = 2, alpha uniform (2 seeds): +18.75 points" in board.remarks[0]
     assert "of X, linf, M = 2, alpha uniform, on 200 images, mean of 2 seeds (+1.00 to +3.00)" in board.answer
     assert "+2.00 points [+1.90, +2.10]" in board.answer
     assert Board.read(board.write(tmp_path / "b.json")) == board

@@ -191,7 +191,8 @@ class Board:
             for name in ("adaptive_pgd", "arc")
         }
         tight = (float(difference.mean()), *paired_interval(difference))
-        return Over(row.kind, rival, len(mine), len(theirs), **believed, tight=tight)
+        versions = {str(r.provenance.get("recarc")) for r in (*mine, *theirs)}
+        return Over(row.kind, rival, len(mine), len(theirs), **believed, tight=tight, versions=tuple(sorted(versions)))
 
     @property
     def remarks(self) -> list[str]:
@@ -211,14 +212,16 @@ class Over:
     adaptive_pgd: float
     arc: float
     tight: tuple[float, float, float]  # value, low, high, paired over the samples
+    versions: tuple[str, ...] = ()  # of recarc: where they differ, so may the strength of the attack
 
     @property
     def sentence(self) -> str:
         value, low, high = (100 * end for end in self.tight)
         return (
-            f"{self.kind} ({_counted(self.seeds)}) keeps {value:+.2f} points [{low:+.2f}, {high:+.2f}] relative to "
-            f"{self.rival} with as many members ({_counted(self.rival_seeds)}) under tight; AdaptivePGD would say "
-            f"{100 * self.adaptive_pgd:+.2f}, ARC {100 * self.arc:+.2f}."
+            f"{self.kind} ({_counted(self.seeds)}): {value:+.2f} points [{low:+.2f}, {high:+.2f}] over {self.rival} "
+            f"with as many members ({_counted(self.rival_seeds)}) under tight; by AdaptivePGD it would be "
+            f"{100 * self.adaptive_pgd:+.2f}, by ARC {100 * self.arc:+.2f}"
+            + (f" (not the same attack: recarc {' and '.join(self.versions)})." if len(self.versions) > 1 else ".")
         )
 
 
