@@ -51,7 +51,7 @@ def evaluate(
     precision: options.PrecisionOption = "auto",
     batch_size: Annotated[str, typer.Option(help="Samples per batch; auto halves it when memory runs out.")] = "auto",
     shard_size: Annotated[
-        str, typer.Option(help="Samples per file of records; what is done of one is kept every half minute.")
+        str, typer.Option(help="Samples per file of records; what is done of one is kept every 20 seconds.")
     ] = "auto",
     track: options.TrackOption = None,
     trust_code: options.TrustCodeOption = False,

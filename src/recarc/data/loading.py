@@ -140,7 +140,8 @@ def find_unnamed(path: Path, split: str) -> Format:
     """The files of a split at a path that is not a named set."""
     if not path.exists():
         raise InputError(
-            f"{str(path)!r} does not exist; expected a folder of class folders, of Parquet files or of arrays"
+            f"{str(path)!r} does not exist; expected a folder of class folders, of Parquet files or of arrays, or a "
+            ".npz or .pt file"
         )
     for kind in known_formats():
         files = kind.find(path, None, split)

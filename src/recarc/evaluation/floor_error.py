@@ -52,7 +52,7 @@ class Challenged:
     def __str__(self) -> str:
         return (
             f"{self.drawn} of the {self.pairs} pairs that had withstood were attacked again, {self.fell} fell: "
-            f"at 95 % confidence the floor is too high by {100 * self.limit:.2f} points at most"
+            f"at 95 % confidence the floor is too high by at most {100 * self.limit:.2f} points"
         )
 
 

@@ -145,14 +145,16 @@ class Verdict:
             doubts.append(self._why_it_may_fall())
         elif self.meets_floor and self.robust.value > 0 and self._lowered > CONCLUSIVE + 1e-12:
             doubts.append(self._why_the_stages_were_weak())
-        elsewhere = self.gap_limit + self.may_fall - self.gap
+        unchallenged = 0.0 if self.preset == "quick" else self.may_fall - self.gap  # quick has a doubt of its own
+        elsewhere = self.gap_limit + unchallenged
         if self.meets_floor and elsewhere > CARRIED:
             doubts.append(
                 f"{self.samples} samples are too few: on others the robust accuracy may be up to {100 * elsewhere:.3f} "
                 f"points lower, more than {100 * CARRIED:g}"
             )
         if guessing:
-            doubts.append(f"on clean inputs {_members(guessing)} is no better than chance")
+            be = "is" if len({signal.member for signal in guessing}) == 1 else "are"
+            doubts.append(f"on clean inputs {_members(guessing)} {be} no better than chance")
         if masked and self.robust.value > 0:
             doubts.append(f"the floor may be too high, because gradients mislead: {_listed(masked)}; see the warnings")
         if self.meets_floor and self.preset == "quick" and self.robust.value > 0:

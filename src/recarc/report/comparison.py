@@ -247,7 +247,7 @@ def _notes(named: Mapping[str, Run], common: int) -> list[str]:
 def _sentence(entry: Entry, found: Difference, comparison: Comparison) -> str:
     size = f"{Points(abs(found.value))} {'more' if found.value > 0 else 'less'} than {comparison.reference}"
     if not found.clear:
-        size += ", which these samples do not tell from none"
+        size += ", which these samples cannot tell from zero"
     held = ""
     if found.between is not None:
         low, high = (f"{100 * end:+.2f}" for end in found.between)
