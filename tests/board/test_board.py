@@ -13,8 +13,8 @@ import torch
 
 from recarc import Ball, InputError, RandomizedEnsemble, Tight, evaluate, load_ensemble, save_ensemble
 from recarc.board import entry
-from recarc.board.figures import row_of, vote_scores
 from recarc.board.rows import Board, Row, add_row, packed, unpacked
+from recarc.board.scoring import row_of, vote_scores
 from recarc.cli.app import run
 from recarc.data import load
 from recarc.evaluation import Evaluation

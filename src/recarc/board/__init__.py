@@ -6,8 +6,8 @@ from recarc.lazy import attach
 
 if TYPE_CHECKING:
     from recarc.board.entry import check_entry
-    from recarc.board.figures import row_of
     from recarc.board.page import write_board
     from recarc.board.rows import Board, Row
+    from recarc.board.scoring import row_of
 
 __getattr__, __dir__, __all__ = attach(__name__)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from recarc import __version__
 from recarc.attacks import PGD, RandomAttacker, Tight
-from recarc.board.figures import row_of
 from recarc.board.rows import Board, Row
+from recarc.board.scoring import row_of
 from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError
 from recarc.evaluation.engine import evaluate
