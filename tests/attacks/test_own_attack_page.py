@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 import recarc
-from recarc import Ball, InputError, Tight
-from recarc.attacks import Attack, Problem
+from recarc import PGD, AdaptivePGD, Ball, InputError, Square, Tight
+from recarc.attacks import Attack, Best, Problem, input_gradient
+from recarc.geometry import per_sample
 from recarc.report import build_report
-from recarc.testing import check_attack, small_problem
+from recarc.testing import ATTACK_CHECKS, check_attack, small_problem
 
 PAGE = Path(__file__).parents[2] / "docs" / "own_attack.md"
 
@@ -72,6 +73,66 @@ class Careless(Attack):
     def perturb(self, problem: Problem) -> Tensor:
         noise = torch.rand_like(problem.x) - 0.5
         return problem.ball.move(problem.x, problem.ball.project(noise, problem.x))
+
+
+@dataclass(frozen=True)
+class RandomPoints(Attack):
+    """A random point of the ball, for better or worse; or x and the best of a few."""
+
+    seed: int = 0
+    best_of: int = 0
+
+    def perturb(self, problem: Problem) -> Tensor:
+        x, ball, best = problem.x, problem.ball, Best.clean(problem)
+        for t in range(self.best_of):
+            best.consider(problem, ball.move(x, ball.random_start(x, self.seed + t)))
+        return best.x_adv if self.best_of else ball.move(x, ball.random_start(x, self.seed))
+
+
+@dataclass(frozen=True)
+class Lame(Attack):
+    """One step from a random start, a tenth of the way where x has few bits; or the wrong way, or nowhere."""
+
+    fault: str = ""
+    seed: int = 0
+
+    def perturb(self, problem: Problem) -> Tensor:
+        x, ball = problem.x, problem.ball
+        x_adv = AdaptivePGD(steps=1, random_init=True, seed=self.seed)(problem.ensemble, x, problem.y, ball)
+        if self.fault == "uphill":
+            gradient = input_gradient(lambda u: problem.ensemble.expected_loss(u, problem.y), x)
+            return ball.move(x, -0.5 * per_sample(ball.radius(x), x) * ball.norm.steepest(gradient))
+        if self.fault == "nowhere":
+            return x.clone()
+        return ball.move(x, 0.1 * (x_adv - x)) if self.fault == str(x.dtype) else x_adv
+
+
+PRECISION, HARM = "works in half, bfloat16 and single precision", "lowers the accuracy"
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("promise", [PRECISION, HARM])
+def test_chance_fails_no_honest_attack(promise: str, seed: int) -> None:
+    for attack in (*(RandomPoints(seed, n) for n in (0, 1, 2)), Square(queries=1, seed=seed)):
+        ATTACK_CHECKS[promise](attack)
+    ATTACK_CHECKS[promise](PGD(steps=1, step_size=0.001, random_init=True, seed=seed))
+
+
+@pytest.mark.parametrize(
+    ("fault", "promise", "told"),
+    [
+        ("torch.float16", PRECISION, "it moves far less in torch.float16 than in float64"),
+        ("torch.bfloat16", PRECISION, "it moves far less in torch.bfloat16 than in float64"),
+        ("torch.float32", PRECISION, "it moves far less in torch.float32 than in float64"),
+        ("uphill", HARM, "without an attack, in l1"),
+        ("nowhere", HARM, "without an attack, in l1"),
+    ],
+)
+def test_a_fault_is_found_whatever_the_seed(fault: str, promise: str, told: str) -> None:
+    ATTACK_CHECKS[promise](Lame())
+    for seed in range(3):
+        with pytest.raises(AssertionError, match=told):
+            ATTACK_CHECKS[promise](Lame(fault, seed))
 
 
 def test_what_an_attack_breaks_is_listed() -> None:
