@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import random
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from html import escape
 from itertools import accumulate
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -29,13 +29,20 @@ DIGITS = 12  # of sums of probabilities; what is beyond them is rounding error
 class RandomizedEnsemble(nn.Module):
     """Members f_i (any callables from inputs in the box to logits) and their sampling probabilities alpha.
 
-    All figures are exact expectations over the draw of the member; only `forward` draws.
+    All figures are exact expectations over the draw of the member; only `forward` draws. `made_by` is what the folder
+    of a loaded ensemble says of how it was made.
 
     >>> rec = RandomizedEnsemble([model_1, model_2], alpha=[0.9, 0.1])     # doctest: +SKIP
     >>> rec.expected_accuracy(x, y)                                         # doctest: +SKIP
     """
 
-    def __init__(self, members: Sequence[Member], alpha: Sequence[float] | Tensor | None = None) -> None:
+    def __init__(
+        self,
+        members: Sequence[Member],
+        alpha: Sequence[float] | Tensor | None = None,
+        *,
+        made_by: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__()
         if isinstance(members, nn.Module) and not isinstance(members, nn.ModuleList):
             raise InputError(f"members is one {type(members).__name__}; give a list of models: RandomizedEnsemble([f])")
@@ -49,6 +56,7 @@ class RandomizedEnsemble(nn.Module):
         self.modules_of_members = nn.ModuleList(m for m in members if isinstance(m, nn.Module))
         self.training = any(getattr(m, "training", False) for m in self.modules_of_members)
         self.alpha = validated_alpha(alpha, len(members))
+        self.made_by = dict(made_by or {})
         self.device_of_members()
 
     def __len__(self) -> int:
@@ -83,11 +91,11 @@ class RandomizedEnsemble(nn.Module):
 
     def with_alpha(self, alpha: Sequence[float] | Tensor | None) -> RandomizedEnsemble:
         """The same members with other sampling probabilities."""
-        return RandomizedEnsemble(self.members, alpha)
+        return RandomizedEnsemble(self.members, alpha, made_by=self.made_by)
 
     def with_members(self, members: Sequence[Member]) -> RandomizedEnsemble:
         """Other members (wrapped, converted, accelerated) with the same alpha, to the last bit."""
-        return RandomizedEnsemble(members, self.alpha)
+        return RandomizedEnsemble(members, self.alpha, made_by=self.made_by)
 
     def logits(self, x: Tensor) -> Tensor:
         """(M, B, C) logits of every member."""
@@ -143,7 +151,7 @@ class RandomizedEnsemble(nn.Module):
 
     def averaged(self) -> RandomizedEnsemble:
         """The deterministic rival, an ensemble of one member: the mean of the members' probabilities (`Averaged`)."""
-        return RandomizedEnsemble([Averaged(self)])
+        return RandomizedEnsemble([Averaged(self)], made_by=self.made_by)
 
     def push_to_hub(self, repo: str, *, result: object = None, private: bool = False) -> str:
         """Upload as `user/name` to the Hugging Face Hub, with the verdict of an `Evaluation`; returns what to load."""

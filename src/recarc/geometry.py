@@ -220,6 +220,10 @@ class Ball:
                 "or give the ball another box"
             )
 
+    @property
+    def largest_eps(self) -> float:
+        return float(self.eps.max()) if isinstance(self.eps, Tensor) and len(self.eps) else float(self.eps)
+
     def take(self, index: Tensor) -> Ball:
         """The ball of a subset of the samples."""
         return replace(self, eps=self.eps[index.to(self.eps.device)]) if isinstance(self.eps, Tensor) else self
@@ -354,14 +358,17 @@ class Ball:
 
 
 def odd_scale(ball: Ball, shape: Sequence[int]) -> str | None:
-    """Why an eps looks like one of another scale, for images in [0, 1]: 8 instead of 8/255; None if it does not."""
-    if not isinstance(ball.eps, float):
+    """Why an eps looks like one of another scale, for inputs of a shape: 8 instead of 8/255; None if it does not."""
+    if ball.box is None:
         return None
-    shifted = float(ball.norm.norm(torch.ones(1, math.prod(shape), dtype=torch.float64)))  # every value by 1
-    if ball.eps >= 0.5 * shifted:
-        return "is large enough to turn any image uniform grey"
-    whole = ball.eps >= 2 and ball.eps == int(ball.eps)
-    return "is a whole number" if whole and ball.eps >= 8 / 255 * shifted else None  # l1 12 is a usual radius
+    eps, width, image = ball.largest_eps, ball.box[1] - ball.box[0], len(shape) == 3
+    across = width * float(ball.norm.norm(torch.ones(1, math.prod(shape), dtype=torch.float64)))
+    if eps >= across:
+        return "covers the whole box"
+    if eps >= 0.5 * across:
+        return f"is large enough to turn any {'image uniform grey' if image else 'input into the middle of the box'}"
+    whole = image and ball.box == (0, 1) and eps >= 2 and eps == int(eps)
+    return "is a whole number" if whole and eps >= 8 / 255 * across else None  # l1 12 is a usual radius
 
 
 def _soft_threshold(delta: Tensor, eps: Tensor, room: Tensor) -> Tensor:

@@ -136,7 +136,7 @@ def _problem(ensemble: RandomizedEnsemble, ball: Ball, over: str, value: float) 
     if over == "eps":
         return ensemble, Ball(ball.norm, value, ball.box)
     if over == "size":
-        return RandomizedEnsemble(ensemble.members[: int(value)]), ball
+        return RandomizedEnsemble(ensemble.members[: int(value)], made_by=ensemble.made_by), ball
     if over == "alpha":
         return ensemble.with_alpha(first_with(value, ensemble.alpha.tolist())), ball
     return ensemble, ball

@@ -127,7 +127,7 @@ def test_an_eps_of_another_scale_and_another_norm_than_the_members_were_trained_
     assert run("evaluate", folder, *QUICK, "--out", tmp_path / "run", "--json") == 0
     assert "trained in l2" in json.loads(capsys.readouterr().out)["warnings"][0]
     assert "warning: eps 0.6 in linf is large enough to turn any image uniform grey" in told
-    assert "trained in l2 and are attacked in linf: did you mean --norm l2?" in told
+    assert "trained in l2 and are attacked in linf: did you mean l2?" in told
 
 
 def test_apgd_is_asked_back(ensemble: str, capsys: Any) -> None:

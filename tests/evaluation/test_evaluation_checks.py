@@ -13,9 +13,10 @@ import torch
 from runs import BALL, QUICK, problem, shorten_tight
 from torch import Tensor, nn
 
-from recarc import PGD, Ball, Evaluation, RandomizedEnsemble, Tight, Verdict, evaluate
+from recarc import PGD, Ball, Evaluation, RandomizedEnsemble, Tight, Verdict, evaluate, load_ensemble, save_ensemble
 from recarc.attacks import Outcome, Problem, Stage, tight, unmasking
 from recarc.evaluation import RecarcWarning
+from recarc.models import build
 
 
 def warned(ensemble: Any, attack: Any = QUICK, data: Any = None, ball: Ball = BALL) -> list[str]:
@@ -98,6 +99,48 @@ class Flattered:
     def outcome(self, problem: Problem) -> Outcome:
         x_adv = QUICK(problem.ensemble, problem.x, problem.y, problem.ball)
         return Outcome([(1.0, x_adv)], [Stage("adaptive_pgd", problem.x, alone=True), Stage("last", x_adv)])
+
+
+@pytest.mark.parametrize(
+    ("ball", "told"),
+    [
+        (Ball("l2", 2.5), "eps 2.5 in l2 covers the whole box, as inputs are in [0, 1]: did you mean 2.5/255?"),
+        (Ball("l2", 1.3), "eps 1.3 in l2 is large enough to turn any input into the middle of the box"),
+        (Ball("l1", 6.0), "eps 6 in l1 covers the whole box"),
+        (Ball("linf", 0.5), "eps 0.5 in linf is large enough to turn any input into the middle of the box"),
+        (Ball("l2", 5.0, (-1.0, 1.0)), "eps 5 in l2 covers the whole box, as inputs are in [-1, 1]"),
+        (Ball("l2", torch.linspace(0, 3, len(problem()[1][0]))), "eps 3 in l2 covers the whole box"),
+        (Ball("l2", 1.2), None),
+        (Ball("l1", 2.0), None),  # a whole number says nothing of inputs that are no images
+        (Ball("linf", 0.4), None),
+        (Ball("l2", 2.4, (-1.0, 1.0)), None),
+    ],
+)
+def test_a_ball_as_wide_as_the_box(ball: Ball, told: str | None) -> None:
+    found = warned(problem()[0], ball=ball)
+    assert found == [] if told is None else [text for text in found if text.startswith(told)]
+
+
+@pytest.mark.parametrize(
+    ("ball", "told"),
+    [
+        (Ball("linf", 0.05), "the members were trained in l2 and are attacked in linf: did you mean l2?"),
+        (
+            Ball("l2", 0.04),
+            "the members were trained for eps 0.5 in l2 and are attacked with 0.04: is that intended?",
+        ),
+        (Ball("l2", 0.06), None),
+        (Ball("l2", 0.0), None),
+    ],
+)
+def test_another_ball_than_the_members_were_trained_for(ball: Ball, told: str | None, tmp_path: Path) -> None:
+    members = [build("cnn", 5, 1, 8, width=4) for _ in range(2)]
+    save_ensemble(RandomizedEnsemble(members), tmp_path / "rec", made_by={"norm": "l2", "eps": 0.5})
+    data = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 5
+    loaded = load_ensemble(tmp_path / "rec")
+    for rec in (loaded, loaded.with_alpha([0.9, 0.1]), loaded.averaged()):
+        found = [text for text in warned(rec, PGD(steps=1), data, ball) if "trained" in text]
+        assert found == ([] if told is None else [told])
 
 
 def test_adaptive_pgd_far_above_the_worst() -> None:

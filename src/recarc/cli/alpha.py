@@ -82,7 +82,6 @@ def alpha(
 
     import recarc
     from recarc import sampling
-    from recarc.models.store import read_manifest
     from recarc.runtime import use_device
 
     ball, judge = recarc.Ball(norm, radius, valid), recarc.Tight(preset)
@@ -90,7 +89,7 @@ def alpha(
     named = named or _affordable(len(rec), points)
     if "grid" in named:
         sampling.check_grid(len(rec), points)
-    sets = _Sets(data, data_dir, limit, read_manifest(ensemble).made_by, rec.device_of_members(), ball)
+    sets = _Sets(data, data_dir, limit, rec.made_by, rec.device_of_members(), ball)
     samples, scored, chosen_on, scored_on = sets.to_choose_and_score(choose_on, split)
     watch = None if quiet else _print_progress
     search = {

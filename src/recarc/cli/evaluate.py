@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,9 +12,6 @@ from recarc.cli import options
 from recarc.cli.options import assignments, number, numbers, size
 from recarc.cli.output import print_evaluation, print_json, print_note, summary
 from recarc.errors import InputError
-
-if TYPE_CHECKING:
-    from recarc.geometry import Ball
 
 
 def evaluate(
@@ -84,7 +81,6 @@ def evaluate(
     rec = rec.averaged() if average else rec
     images = load(data, split, data_dir=data_dir, limit=limit)
     with collect_warnings():
-        _warn_of_another_norm(ensemble, ball)
         result = recarc.evaluate(
             rec,
             method,
@@ -119,13 +115,3 @@ def _with_others(knobs: dict[str, Any], given: list[str]) -> dict[str, Any]:
             option = "--" + name.replace("_", "-")
             raise InputError(f"{option} and --knob {name}={value} set the same knob; leave one of them out")
     return knobs | others
-
-
-def _warn_of_another_norm(ensemble: Path, ball: Ball) -> None:
-    """Warn if the members were trained for another norm than they are attacked in."""
-    from recarc.evaluation.checks import warn
-    from recarc.models import read_manifest
-
-    trained = read_manifest(ensemble).made_by.get("norm")
-    if trained is not None and trained != str(ball.norm):
-        warn(f"the members were trained in {trained} and are attacked in {ball.norm}: did you mean --norm {trained}?")

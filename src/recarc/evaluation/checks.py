@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from recarc.evaluation.result import Evaluation
 
 FLATTERY = 0.05  # how far AdaptivePGD may exceed the strongest attack
+FAR = 10  # how many times larger or smaller than in training an eps may be
 LEAST_SAMPLES = 30  # with fewer, a low accuracy may be chance
 
 
@@ -67,18 +68,28 @@ def check_modes(ensemble: RandomizedEnsemble) -> None:
             )
 
 
+def check_ball(ball: Ball, x: Tensor, made_by: Mapping[str, Any]) -> None:
+    """Warn of a ball that somebody may not have meant; `made_by` says for which one the members were trained."""
+    eps, why = ball.largest_eps, odd_scale(ball, x.shape[1:])
+    if why is not None and ball.box is not None:
+        meant = f": did you mean {eps:g}/255?" if eps >= 1 and ball.box == (0, 1) else ""
+        warn(f"eps {eps:g} in {ball.norm} {why}, as inputs are in [{ball.box[0]:g}, {ball.box[1]:g}]{meant}")
+    if ball.box is None and float(x.min()) >= 0 and float(x.max()) <= 1:
+        warn("the inputs lie in [0, 1] but the ball has no box: for images pass box=(0, 1), or attacks will leave it")
+    norm, trained = made_by.get("norm"), made_by.get("eps")
+    if norm is not None and norm != str(ball.norm):
+        warn(f"the members were trained in {norm} and are attacked in {ball.norm}: did you mean {norm}?")
+    elif why is None and isinstance(trained, float) and eps > 0 and not eps / FAR <= trained <= eps * FAR:
+        warn(f"the members were trained for eps {trained:g} in {norm} and are attacked with {eps:g}: is that intended?")
+
+
 @torch.no_grad()
 def check_members(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> list[Signal]:
-    """Check outputs, gradients and ball on the first samples; returns the signals that forbid a conclusive verdict."""
+    """Check outputs and gradients on a few samples; returns the signals that forbid a conclusive verdict."""
     signals = [signal for i, member in enumerate(ensemble.members) for signal in _output_signals(i, member, x)]
     signals += masking.measured(ensemble, x, y, ball)
     for signal in signals:
         warn(f"{signal.name}: {signal.explanation}")
-    why = odd_scale(ball, x.shape[1:]) if ball.box == (0, 1) and x.dim() == 4 else None
-    if why is not None:
-        warn(f"eps {ball.eps:g} in {ball.norm} {why}, as inputs are in [0, 1]: did you mean {ball.eps:g}/255?")
-    if ball.box is None and float(x.min()) >= 0 and float(x.max()) <= 1:
-        warn("the inputs lie in [0, 1] but the ball has no box: for images pass box=(0, 1), or attacks will leave it")
     return signals
 
 

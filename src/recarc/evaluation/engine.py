@@ -131,13 +131,13 @@ class _Process:
         return folder
 
     def measure(self) -> list[Signal]:
-        """The signals of the members on a random few of the samples; warns of each."""
-        if self.certifies:  # needs no gradients
-            return []
+        """The signals of the members on a random few of the samples; warns of each, and of an odd ball."""
         if self.signals is None:
             probe = self.prepared.problem(probe_rows(len(self.prepared.samples)))
+            checks.check_ball(self.prepared.ball, probe.x, probe.ensemble.made_by)
             members = retiled(probe.ensemble, len(probe))
-            self.signals = checks.check_members(members, probe.x, probe.y, probe.ball)
+            # A certificate needs no gradients.
+            self.signals = [] if self.certifies else checks.check_members(members, probe.x, probe.y, probe.ball)
         return self.signals
 
     def adapt(self, masked: Masked) -> None:

@@ -138,7 +138,7 @@ def load_ensemble(
             own_architecture(member.spec.architecture, trust_code=True)
     members = [_load_member(folder, i, entry).to(where).eval() for i, entry in enumerate(manifest.members)]
     try:
-        return RandomizedEnsemble(members, list(manifest.alpha))
+        return RandomizedEnsemble(members, list(manifest.alpha), made_by=manifest.made_by)
     except InputError as error:
         raise InputError(f"{folder / FILE}: {error}") from None
 

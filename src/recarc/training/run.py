@@ -257,6 +257,7 @@ class TrainingRun:
         members = [self._finished_member(i, i).to(self.execution.device).eval() for i in range(self.config.members)]
         ensemble = RandomizedEnsemble(members)
         ensemble = ensemble.with_alpha(self._alpha(ensemble) if self.config.alpha is None else self.config.alpha)
+        ensemble.made_by = self.provenance()
         if self.folder.out is not None and self.execution.group.first:
             self._save(ensemble, self.folder.out)
             self.folder.close()
@@ -275,7 +276,7 @@ class TrainingRun:
     def _save(self, ensemble: RandomizedEnsemble, out: Path) -> None:
         sweep_beside(out)  # a kill in the middle of the next line leaves a folder there
         try:
-            save_ensemble(ensemble, out, made_by=self.provenance())
+            save_ensemble(ensemble, out, made_by=ensemble.made_by)
         except OSError as error:
             raise TrainingError(disk_message(error, out, self.folder.status())) from None
         self.progress.say(f"{out}: {counted(len(ensemble), 'member')} after {duration(self._elapsed())}")
