@@ -125,6 +125,27 @@ def test_names_never_reach_the_terminal_raw(folder: Path, tmp_path: Path, capsys
     assert all(c.isprintable() or c == "\n" for c in capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("columns", [60, 80, 100, 200])
+def test_a_table_fits_the_terminal(columns: int, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    head = ["ensemble", "alpha", "clean %", "robust %", "floor %", "conclusive", "minus A long name, points"]
+    long, word = "A long name of an ensemble", "zoo:bat-resnet20-linf-of-somebody"
+    rows = [
+        [long, "0.123 / 0.877", "97.83", "25.50 [17.64, 34.64]", "24.50", "no floor", ""],
+        [word, "0.5 / 0.5", "100.00", "19.17 [13.35, 26.02]", "", "yes", "-16.33 [-19.05, -13.62]"],
+    ]
+    print_table(head, rows, "digits test")
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title.strip() == "digits test" and max(map(len, lines)) <= columns
+    if columns >= 80:
+        assert all(line.strip()[-1] in "┓┃┩│┘" for line in lines)
+        first = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
+        assert "".join(first).replace(" ", "") == (long + word).replace(" ", "")
+    text = " ".join(lines)
+    for whole in ("conclusive", "0.123", "25.50", "[17.64,", "100.00", "-16.33", "[-19.05,", "-13.62]"):
+        assert re.search(rf"(?<![\w-]){re.escape(whole)}(?!\w)", text), whole
+
+
 def test_commands_print_through_one_place() -> None:
     for file in Path(program.__file__).parent.glob("*.py"):
         if file.name != "output.py":

@@ -30,18 +30,43 @@ def print_note(text: str) -> None:
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """A table whose first column is text and whose others are numbers."""
+    """A table whose first column is text and whose others are numbers; a list where the terminal is too narrow."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console, head, rows = Console(), [printable(name) for name in head], [[*map(printable, row)] for row in rows]
+    widths = _widths([list(column) for column in zip(head, *rows)], console.width - 3 * len(head) - 1)
+    if widths is None:
+        if title is not None:
+            print_line(title)
+        for name, *numbers in rows:
+            print_entry(name, "", "; ".join(f"{what} {cell}" for what, cell in zip(head[1:], numbers) if cell))
+        return
     table = Table(title=None if title is None else Text(printable(title)), title_justify="left")
-    for k, name in enumerate(head):
-        longest = max(map(len, name.split()), default=1)  # no word of a heading is cut
-        table.add_column(Text(printable(name)), justify="right" if k else "left", min_width=longest)
+    for k, (name, width) in enumerate(zip(head, widths)):
+        table.add_column(Text(name), justify="right" if k else "left", width=width, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    Console().print(table)
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int] | None:
+    """Of columns that fit: as their longest cells, the widest narrowed as far as needed; None if that is too far.
+
+    Cells break between words; only in the first column, names may be broken within.
+    """
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) for column in columns]
+    words = [" ".join(column[:1] if k == 0 else column).split() for k, column in enumerate(columns)]
+    least = [max(map(cell_len, found), default=1) for found in words]
+    while sum(widths) > room:
+        wide = [k for k in range(len(widths)) if widths[k] > least[k]]
+        if not wide:
+            return None
+        widths[max(wide, key=lambda k: widths[k])] -= 1
+    return widths
 
 
 def print_entry(name: str, title: str, detail: str) -> None:
@@ -51,7 +76,7 @@ def print_entry(name: str, title: str, detail: str) -> None:
     from rich.text import Text
 
     console = Console()
-    console.print(Text.assemble((printable(name), "bold"), printable(f"  {title}")))
+    console.print(Text.assemble((printable(name), "bold"), printable(f"  {title}".rstrip())))
     console.print(Padding(Text(printable(detail), overflow="fold"), (0, 0, 0, 4)))
 
 
