@@ -40,7 +40,7 @@ from recarc.report import Report, Run, build_report, load_runs, render, write_fi
 from recarc.report.content import _main
 from recarc.report.rescoring import _minimal
 from recarc.report.svg import RIGHT, WIDTH, Frame, _axes
-from recarc.report.writing import tables
+from recarc.report.writing import Table, tables
 
 pytestmark = pytest.mark.xdist_group("report")  # one worker, so that the runs are made once
 SHAPES = (("polyline", "line"), ("polygon", "band"))
@@ -441,6 +441,12 @@ def test_latex_and_markdown_of_odd_names(report: Report) -> None:
     odd = replace(table, caption="a\n\\input{secret}\u2028b ![x](http://a.b/c)")
     assert not any(line.startswith("\\input") or "\x1b" in line for line in odd.latex().splitlines())
     assert len(odd.markdown().splitlines()) == len(table.rows) + 4 and not re.search(r"(?<!\\)\[", odd.markdown())
+
+
+def test_latex_sets_signs_and_ranges() -> None:
+    numbers = ["ResNet-20", "-6.33 [-9.05, +3.62]", "12.50-13.00", "1e-05", "a - b", "+1.00", "16-bit-2"]
+    signed = ["ResNet-20", "$-$6.33 [$-$9.05, $+$3.62]", "12.50--13.00", "1e-05", "a - b", "$+$1.00", "16-bit-2"]
+    assert " & ".join(signed) in Table("t", "", ["name"] * 7, [numbers]).latex()
 
 
 def test_bad_paths_are_one_line(tmp_path: Path, runs: Path) -> None:

@@ -35,6 +35,8 @@ SPECIAL = {character: rf"\{character}" for character in "&%$#_{}"} | {
     ">": r"\textgreater{}",
 }
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff]")
+SIGN = re.compile(r"(?<![^\s\[])[+-](?=\d)")  # of a number: LaTeX would set a hyphen
+RANGE = re.compile(r"^([\d.]+)-([\d.]+)$")
 MARKDOWN = str.maketrans({"|": r"\|", "\\": r"\\", "[": r"\[", "`": r"\`", "<": "&lt;"})
 
 
@@ -221,7 +223,8 @@ def _curve_table(name: str, curve: Curve) -> Table:
 
 
 def _row(cells: Sequence[str]) -> str:
-    row = " & ".join("".join(SPECIAL.get(c, c) for c in printable(cell)) for cell in cells) + r" \\"
+    name, *numbers = ("".join(SPECIAL.get(c, c) for c in printable(cell)) for cell in cells)
+    row = " & ".join([name, *(RANGE.sub(r"\1--\2", SIGN.sub(r"$\g<0>$", cell)) for cell in numbers)]) + r" \\"
     return f"{{}}{row}" if row.startswith(("[", "*")) else row  # or the row before would take it for its own option
 
 
