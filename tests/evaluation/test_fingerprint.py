@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from recarc import InputError, RandomizedEnsemble, WorstOf, evaluate
 from recarc.attacks import Attack, Problem
-from recarc.evaluation.fingerprint import attack_text, canonical, describe, module_hash, undescribed
+from recarc.evaluation.fingerprint import attack_text, canonical, describe, differences, module_hash, undescribed
 from recarc.geometry import Ball
 
 
@@ -212,8 +212,12 @@ def test_a_run_is_not_resumed_by_edited_code(wrap: Callable[[Any], Any], tmp_pat
         evaluate(ensemble, wrap(made_by(CODE, "Own")), data, BALL, out=tmp_path, progress=False)
     before = records_of(tmp_path)
     edited = CODE.replace("self.by / STEP", "-self.by / STEP")
-    with pytest.raises(InputError, match=r"attack.*class_code is .* in the run and .* now; choose") as caught:
+    with pytest.raises(InputError, match=r"\(a new --out\)$") as caught:
         evaluate(ensemble, wrap(made_by(edited, "Own")), data, BALL, out=tmp_path, progress=False)
+    assert (
+        f"{tmp_path} belongs to another configuration: the code of Own is not the same in the run as now; it was"
+        in str(caught.value)
+    )
     assert "\n" not in str(caught.value) and records_of(tmp_path) == before
 
 
@@ -312,3 +316,19 @@ def test_a_compiled_module_is_the_same_in_every_process() -> None:
     one, other = Normalised(0.5), Normalised(0.5)
     one._torchdynamo_wrapper_id, other._torchdynamo_wrapper_id = id(one), id(other)  # type: ignore[assignment]
     assert module_hash(one) == module_hash(other)
+
+
+def test_what_differs_in_words() -> None:
+    before = {"class": "Mine", "class_code": "ab", "code": "fast", "steps": 3}
+    assert differences(before, {**before, "class_code": "cd"}) == [
+        "the code of Mine is not the same in the run as now",
+    ]
+    assert differences(before, {**before, "code": "slow"}) == ['code is "fast" in the run and "slow" now']
+    other = {"class": "Other", "class_code": "cd", "code": "fast", "steps": 3}
+    assert differences(before, other)[0] == 'class is "Mine" in the run and "Other" now'
+    one, two = ({"attack": {"function": "my.module:attack", "code": code}} for code in ("ab", "cd"))
+    assert differences(one, two, ("on rank 0", "on rank 1")) == [
+        "the code of attack is not the same on rank 0 as on rank 1"
+    ]
+    own = ({"method": "my:Method", "own_code": code} for code in ("ab", "cd"))
+    assert differences(*own) == ["the code of your method or network is not the same in the run as now"]

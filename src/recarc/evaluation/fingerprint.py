@@ -27,6 +27,8 @@ PLAIN = (bool, int, float, str, type(None))
 VERSIONED = ("recarc", "torch", "numpy")  # packages whose version stands for their code, as Python's does for its own
 MOST_OBJECTS, DEEPEST = 2000, 40  # what holds more than this is a web of objects, such as a trainer and its callbacks
 UNDESCRIBED = "undescribed"
+CODE = ("class_code", "own_code", "code")  # the first of them that a description has is a hash of code
+EDITED = "the code of"
 REGISTRIES = frozenset(vars(nn.Module()))
 NOT_COMPUTING = frozenset({"__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__"})  # many are generated
 TRANSIENT = ("training", "_torchdynamo_wrapper_id")  # the second is an address
@@ -269,13 +271,22 @@ def fingerprint(value: Any) -> str:
 def differences(one: Any, other: Any, names: tuple[str, str] = ("in the run", "now"), path: str = "") -> list[str]:
     """What differs between two configurations, one phrase each, with dotted names."""
     if isinstance(one, dict) and isinstance(other, dict):
-        keys = [*one, *(key for key in other if key not in one)]
+        code = next((key for key in CODE if key in one and key in other and _owner(one) == _owner(other)), None)
+        edited = code is not None and one[code] != other[code]
+        keys = [key for key in [*one, *(key for key in other if key not in one)] if key != code]
         inner = (differences(one.get(k), other.get(k), names, f"{path}.{k}" if path else k) for k in keys)
-        return [phrase for phrases in inner for phrase in phrases]
+        of_code = [f"{EDITED} {_owner(one)} is not the same {names[0]} as {names[1]}"] if edited else []
+        return [phrase for phrases in (of_code, *inner) for phrase in phrases]
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         inner = (differences(a, b, names, f"{path}[{i}]") for i, (a, b) in enumerate(zip(one, other)))
         return [phrase for phrases in inner for phrase in phrases]
     return [] if one == other else [f"{path} is {_short(one)} {names[0]} and {_short(other)} {names[1]}"]
+
+
+def _owner(description: Json) -> str:
+    """Whose code a description holds: a class or a function, without its module."""
+    name = description.get("class", description.get("function"))
+    return name.rpartition(":")[2] if isinstance(name, str) else "your method or network"
 
 
 def _short(value: Any) -> str:

@@ -17,7 +17,7 @@ from recarc.attacks.unmasking import Masked
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
 from recarc.evaluation.checks import warn
-from recarc.evaluation.fingerprint import Json, differences, knob_of, undescribed
+from recarc.evaluation.fingerprint import EDITED, Json, differences, knob_of, undescribed
 from recarc.evaluation.run_folder import RUN, RunFolder, SavedLogits
 from recarc.evaluation.tiling import dtype_of
 from recarc.runtime import local_rank
@@ -88,8 +88,11 @@ def create_or_resume(path: Path, config: Json, first_logits: FirstLogits, enviro
     different = differences(folder.configuration, config)
     if different:
         more = f" (and {len(different) - 3} more)" if len(different) > 3 else ""
+        edited = any(phrase.startswith(EDITED) for phrase in different)
+        advice = "it was edited since, so the records are not its own: choose another folder (a new --out)"
         raise InputError(
-            f"{path} belongs to another configuration: {'; '.join(different[:3])}{more}; choose another folder"
+            f"{path} belongs to another configuration: {'; '.join(different[:3])}{more}; "
+            f"{advice if edited else 'choose another folder'}"
         )
     unknown = undescribed(config["attack"])
     if unknown:
