@@ -23,7 +23,9 @@ def test_keys_belong_to_the_sample_not_to_its_place() -> None:
 
 def test_other_seeds_samples_and_places_of_a_pixel_give_other_keys() -> None:
     x = points(200, 6, dtype=torch.float32)
-    many = torch.cat([sample_keys(x, seed) for seed in range(-2, 50)])
+    large = (2**62, 2**63, 2**63 + 1, -(2**63))  # -(2**63) is 2**63 in 64 bits
+    many = torch.cat([sample_keys(x, seed) for seed in (*range(-2, 50), *large[:3])])
+    assert torch.equal(sample_keys(x, large[1]), sample_keys(x, large[3]))
     assert len(many.unique()) == len(many)
     a, b = torch.tensor([[0.25, 0.5, 0.5]]), torch.tensor([[0.5, 0.25, 0.5]])
     assert sample_keys(a, 0) != sample_keys(b, 0)

@@ -17,6 +17,7 @@ from torch import Tensor
 from recarc.errors import InputError
 from recarc.randomness import sample_keys, uniform
 
+LARGEST_EPS = 1e30  # float32 holds it, and sums of it
 BOX_TOLERANCE = 1e-6  # float noise on the box is not an error
 BISECTIONS, DOUBLINGS = 50, 60.0  # of the length of a direction that the box cuts off
 LONG = 2**15  # values from which PyTorch shares the sum of a single row out to its threads
@@ -194,7 +195,7 @@ class Ball:
             bad = eps[~(torch.isfinite(eps) & (eps >= 0))]
             if len(bad):
                 raise InputError(f"eps holds {bad[0].item()!r}; every value must be finite and >= 0, in the units of x")
-        elif not (isinstance(eps, Real) and math.isfinite(eps) and eps >= 0):
+        elif not (isinstance(eps, Real) and 0 <= eps <= LARGEST_EPS):
             raise InputError(f"eps is {eps!r}; it must be a finite number >= 0 in the units of x, such as 8/255")
         if box is not None and not (len(box) == 2 and box[0] < box[1]):
             raise InputError(f"box is {box!r}; it must be (low, high) with low < high, or None for no box")

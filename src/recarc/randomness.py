@@ -31,6 +31,7 @@ def sample_keys(x: Tensor, seed: int) -> Tensor:
     values = x.detach().flatten(1).to(torch.float32) + 0.0  # -0.0 and 0.0 are one value
     bits = values.contiguous().view(torch.int32).to(torch.int64)
     position = torch.arange(bits.shape[1], device=x.device, dtype=torch.int64) * GOLDEN
+    seed = (seed + 2**63) % 2**64 - 2**63  # whatever its size, 64 bits of it
     seed_word = _mix(torch.tensor(seed, dtype=torch.int64, device=x.device) * GOLDEN)
     return _mix(_mix(bits ^ _mix(position)).sum(1) + seed_word)
 

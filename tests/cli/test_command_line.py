@@ -105,6 +105,14 @@ def test_records_that_are_not_kept_are_mentioned(ensemble: str, tmp_path: Path, 
         (["--restarts", "0"], "--restarts is 0"),
         (["--limit", "0"], "limit"),
         (["--box", "1"], "box"),
+        (["--eps", "1e308"], "eps is 1e+308; it must be"),
+        (["--alpha", "0.5;0.5"], "--alpha is '0.5;0.5'; expected numbers or fractions with commas"),
+        (["--knob", "random_init=no"], "--random-init is 'no'; expected true or false"),
+        (["--knob", "seed=true"], "--seed is True; expected a whole number"),
+        (["--attack", "pgd", "--knob", "member=a"], "--knob member is 'a'; expected a whole number"),
+        (["--data", ""], "the name of the data set is empty"),
+        (["--limit", "many"], "'--limit'"),
+        (["--colour"], "no such option: --colour"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -113,6 +121,35 @@ def test_bad_input_is_one_line_and_exit_code_2(ensemble: str, change: list[str],
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and said.err.startswith("error: ")
     assert words in said.err
+
+
+def test_commands_that_are_not_understood_get_one_line(capsys: Any) -> None:
+    for words, told in (
+        (["evaluate"], "error: missing argument 'ensemble'; see recarc evaluate --help\n"),
+        (["evalute"], "error: no such command 'evalute'. Did you mean 'evaluate'? See recarc --help\n"),
+        (["data", "gte"], "error: no such command 'gte'. Did you mean 'get'? See recarc data --help\n"),
+    ):
+        assert run(*words) == 2
+        assert tuple(capsys.readouterr()) == ("", told)
+    run()
+    assert "evaluate" in "".join(capsys.readouterr())  # the help
+    assert run("--version") == 0
+
+
+def test_what_may_not_be_read_is_named(ensemble: str, monkeypatch: Any, capsys: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", "data/test")
+
+    monkeypatch.setattr("recarc.data.load", refuse)
+    assert run("evaluate", ensemble, *QUICK) == 2
+    assert capsys.readouterr().err == "error: data/test cannot be read or written: permission denied\n"
+
+
+def test_a_file_that_is_no_data_set(ensemble: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes").write_text("not images")
+    assert run("evaluate", ensemble, *QUICK, "--data", "notes") == 2
+    assert "'notes' is a file that cannot be read as images; expected a folder" in capsys.readouterr().err
 
 
 def test_an_eps_of_another_scale_and_another_norm_than_the_members_were_trained_in(tmp_path: Path, capsys: Any) -> None:

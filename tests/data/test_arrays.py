@@ -98,8 +98,18 @@ class Evil:
         ("a.pt", lambda: saved({"x": Evil(), "y": 1}, "pt"), "no file of plain tensors"),
         ("a.pt", lambda: saved([1, 2, 3], "pt"), "or the pair of them"),
         ("a.pt", lambda: saved((torch.zeros(1).expand(10**9, 1, 2, 2), 1), "pt"), "repeats its values too often"),
-        ("a.npz", lambda: saved({"x": IMAGES / 7.0, "y": LABELS}, "npz"), r"in steps of 1/255, without normalisation"),
-        ("a.npz", lambda: saved({"x": IMAGES, "y": LABELS[:3]}, "npz"), r"12 images and labels of shape \(3,\)"),
+        ("a.npz", lambda: saved({"x": IMAGES / 7.0, "y": LABELS}, "npz"), r"in steps of 1/255, not normalised"),
+        (
+            "a.npz",
+            lambda: saved({"x": IMAGES, "y": LABELS[:3]}, "npz"),
+            r"shape \(3,\); expected one class index per image",
+        ),
+        ("a.npz", lambda: saved({"x": IMAGES[:0], "y": LABELS[:0]}, "npz"), "holds no images: its array is empty"),
+        (
+            "a.npz",
+            lambda: saved({"x": np.where(IMAGES > 9, np.nan, IMAGES / 255), "y": LABELS}, "npz"),
+            "hold NaN or infinity",
+        ),
         ("a.npz", lambda: saved({"x": IMAGES[0, 0], "y": LABELS}, "npz"), r"expected \(N, C, H, W\)"),
     ],
 )

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from recarc.errors import InputError, unknown
 from recarc.lazy import import_object
 
 DEFAULT = "tight"
 OPTIONS = ("preset", "steps", "step_size", "planes", "seed", "loss", "random_init")  # knobs of the command line itself
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a name"}
 T = TypeVar("T", bound=type)
 
 
@@ -107,9 +109,10 @@ def attack_named(name: str, restarts: int = 1, *, trust_code: bool = False, **kn
     entry, made, known = _loaded(name, trust_code)
     chosen = {key: value for key, value in knobs.items() if value is not None}
     for key in chosen.keys() - known.keys():
-        option = "--" + key.replace("_", "-") if key in OPTIONS else f"--knob {key}"
+        option = _option(key)
         listed = ", ".join(sorted(known)) or "no knobs"
         raise InputError(f"{option} does not apply to the attack {name!r}; leave it out (it has {listed})")
+    _check_kinds(made, chosen)
     for key in known:
         if known[key] and key not in chosen:
             raise InputError(f"the attack {name!r} has no default for {key}; add --knob {key}=...")
@@ -128,6 +131,26 @@ def attack_named(name: str, restarts: int = 1, *, trust_code: bool = False, **kn
 
         return Restarts(attack, n=restarts)
     return attack
+
+
+def _option(knob: str) -> str:
+    """How a knob is given on the command line."""
+    return "--" + knob.replace("_", "-") if knob in OPTIONS else f"--knob {knob}"
+
+
+def _check_kinds(made: Any, knobs: Mapping[str, Any]) -> None:
+    """Refuse what is of another kind than a class says of its knob: random_init=no is a text, and counts as true."""
+    try:
+        hints = get_type_hints(made) if isinstance(made, type) else {}
+    except (NameError, TypeError):  # a class whose hints cannot be read
+        hints = {}
+    for knob in knobs.keys() & hints.keys():
+        hint, value = hints[knob], knobs[knob]
+        kinds = set(get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)) - {type(None)}
+        taken = kinds | ({int} if float in kinds else set())
+        if kinds <= KINDS.keys() and type(value) not in taken:
+            expected = " or ".join(KINDS[kind] for kind in KINDS if kind in kinds)
+            raise InputError(f"{_option(knob)} is {value!r}; expected {expected}")
 
 
 def knobs_of(name: str, trust_code: bool = False) -> set[str]:

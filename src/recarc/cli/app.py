@@ -129,20 +129,35 @@ def run(arguments: Sequence[str], program: typer.Typer = app, name: str = "recar
     try:
         with warnings.catch_warnings(), sigterm_interrupts(), started_by([*name.split(), *words]):
             warnings.showwarning = _show_warning
-            program(["--verbose"] * verbose + words, prog_name=name)
+            code = program(["--verbose"] * verbose + words, prog_name=name, standalone_mode=False)
+            return code if isinstance(code, int) else 0
     except (Interrupted, KeyboardInterrupt) as stop:
         print_note(str(stop) or "interrupted")
         return 3
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except Exception as error:
+        if hasattr(error, "format_message"):  # of the command-line library, whichever its version
+            return refused(error)
+        if isinstance(error, PermissionError) and error.filename:
+            error = InputError(f"{error.filename} cannot be read or written: permission denied")
         known = isinstance(error, (InputError, RunError, AttackViolation))
         kind, place = ("", "") if known else (f"{type(error).__name__}: ", own_line(error))
         print_note(f"error: {kind}{' '.join(str(error).split())}{place}")
         if verbose:
             traceback.print_exception(error)
         return 2 if isinstance(error, InputError) else 1
-    return 0
+
+
+def refused(error: Any) -> int:
+    """One line on what cannot be understood of a command; only where all of it is missing, the help."""
+    message, context = " ".join(error.format_message().split()).rstrip("."), getattr(error, "ctx", None)
+    if context is None or type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+    else:
+        see = " See" if message.endswith("?") else "; see"
+        print_note(f"error: {message[:1].lower()}{message[1:]}{see} {context.command_path} --help")
+    return int(error.exit_code)
 
 
 def own_line(error: BaseException) -> str:

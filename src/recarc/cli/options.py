@@ -79,7 +79,10 @@ def number(name: str, text: str) -> float:
 
 def numbers(name: str, text: str) -> list[float]:
     """Numbers or fractions, separated by commas."""
-    return [number(name, part.strip()) for part in text.split(",")]
+    try:
+        return [number(name, part.strip()) for part in text.split(",")]
+    except InputError:
+        raise InputError(f"{name} is {text!r}; expected numbers or fractions with commas, such as 0.9,0.1") from None
 
 
 def assignments(name: str, form: str, texts: Sequence[str]) -> dict[str, Any]:

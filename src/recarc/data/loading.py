@@ -167,9 +167,13 @@ def path_name(path: Path) -> str:
 def find_spec(name: PathLike) -> Spec | None:
     """The named set, or None for a path."""
     text = os.fspath(name)
+    if not text:
+        raise InputError("the name of the data set is empty; expected a name or a path (`recarc data list`)")
     if text == "folder" or os.sep in text or text.endswith(FILES):
         return None
     spec = named(text)
+    if spec is None and Path(text).is_file():
+        raise InputError(f"{text!r} is a file that cannot be read as images; expected a folder, .parquet, .npz or .pt")
     if spec is None and not Path(text).is_dir():
         raise unknown("data set", text, [*CATALOG, "folder"])
     return spec

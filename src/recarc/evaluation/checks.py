@@ -77,7 +77,7 @@ def check_ball(ball: Ball, x: Tensor, made_by: Mapping[str, Any]) -> None:
     if ball.box is None and float(x.min()) >= 0 and float(x.max()) <= 1:
         warn("the inputs lie in [0, 1] but the ball has no box: for images pass box=(0, 1), or attacks will leave it")
     norm, trained = made_by.get("norm"), made_by.get("eps")
-    if norm is not None and norm != str(ball.norm):
+    if isinstance(norm, str) and norm != str(ball.norm):
         warn(f"the members were trained in {norm} and are attacked in {ball.norm}: did you mean {norm}?")
     elif why is None and isinstance(trained, float) and eps > 0 and not eps / FAR <= trained <= eps * FAR:
         warn(f"the members were trained for eps {trained:g} in {norm} and are attacked with {eps:g}: is that intended?")

@@ -79,7 +79,8 @@ class Arrays(Format):
             raise InputError(f"cannot read {self.where}: {first_line(error)}") from None
         pixels = as_pixels(images, self.where)
         if labels.ndim != 1 or len(labels) != len(pixels):
-            raise InputError(f"{self.where} holds {len(pixels)} images and labels of shape {labels.shape}; one each")
+            counted = f"{self.where} holds {len(pixels)} images and labels of shape {labels.shape}"
+            raise InputError(f"{counted}; expected one class index per image")
         yield from in_blocks(pixels, whole_labels(labels, self.where))
 
     def _pair(self) -> tuple[np.ndarray, np.ndarray]:
@@ -109,6 +110,8 @@ def as_pixels(images: np.ndarray, where: str) -> np.ndarray:
     """(N, C, H, W) uint8 from images with the channels in front, behind, or none."""
     if images.ndim == 3:
         images = images[:, None]
+    if images.ndim and not len(images):
+        raise InputError(f"{where} holds no images: its array is empty, of shape {images.shape}")
     if images.ndim != 4 or not images.size:
         raise InputError(f"{where} holds images of shape {images.shape}; expected (N, C, H, W)")
     if images.shape[1] not in (1, 3) and images.shape[3] in (1, 3):
@@ -122,10 +125,12 @@ def as_pixels(images: np.ndarray, where: str) -> np.ndarray:
             near = bool((np.abs(scaled - whole) < 1e-3).all())
         if near and whole.min() >= 0 and whole.max() <= 255:
             return np.ascontiguousarray(whole.astype(np.uint8))
+        if not np.isfinite(images).all():
+            raise InputError(f"the images of {where} hold NaN or infinity; expected values in [0, 1]")
     low, high = float(images.min()), float(images.max())
     raise InputError(
         f"the images of {where} are {images.dtype} from {low:.3g} to {high:.3g}; expected uint8, or "
-        "floats in [0, 1] in steps of 1/255, without normalisation (it belongs into the model); other tensors can be "
+        "floats in [0, 1] in steps of 1/255, not normalised (that belongs in the model); other tensors can be "
         "evaluated in Python"
     )
 
