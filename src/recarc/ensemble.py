@@ -237,9 +237,14 @@ def answered(members: Sequence[Member], x: Tensor, drawn: Tensor) -> Tensor:
 
 
 def check_evaluation_mode(members: Sequence[Member]) -> None:
-    for i, member in enumerate(members):
-        if isinstance(member, nn.Module) and any(getattr(m, "training", False) for m in member.modules()):
-            raise InputError(f"member {i} is in train mode; call ensemble.eval() before deploying it")
+    for i in in_train_mode(members):
+        raise InputError(f"member {i} is in train mode; call ensemble.eval() before deploying it")
+
+
+def in_train_mode(members: Sequence[Member]) -> list[int]:
+    """The members of which a part is in train mode."""
+    parts = [(i, m) for i, member in enumerate(members) if isinstance(member, nn.Module) for m in member.modules()]
+    return sorted({i for i, m in parts if getattr(m, "training", False)})
 
 
 def rounded(value: Real) -> Real:

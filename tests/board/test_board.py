@@ -139,7 +139,7 @@ def test_random_members_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def handed_in(folder: Path) -> entry.Entry:
     found = load_runs([folder / "run"])[0]
-    return entry.Entry(found, load_ensemble(folder / "mine"), {}, load("digits", "test", limit=SAMPLES))
+    return entry.Entry(found, load_ensemble(folder / "mine"), load("digits", "test", limit=SAMPLES))
 
 
 def test_inputs_outside_the_ball_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from recarc.evaluation.run_folder import RunFolder
 from recarc.evaluation.samples import Samples
 from recarc.evaluation.tiling import reproducible
 from recarc.geometry import Ball
-from recarc.models import load_ensemble, read_manifest
+from recarc.models import load_ensemble
 from recarc.models.store import ensemble_folder
 from recarc.report.gallery import attacked_samples
 from recarc.report.runs import Run, load_runs
@@ -44,7 +44,6 @@ class Entry:
 
     run: Run
     ensemble: RandomizedEnsemble
-    made_by: dict[str, object]
     samples: Samples
 
     @property
@@ -74,8 +73,8 @@ def check_entry(
     check_run(run, board)
     folder = ensemble_folder(ensemble if ensemble is not None else run.ensemble)
     rec = load_ensemble(folder, device).with_alpha(run.alpha)
-    made_by = dict(read_manifest(folder).made_by)
-    entry = Entry(run, rec, made_by, attacked_samples(run.data, data_dir))
+    made_by = rec.made_by
+    entry = Entry(run, rec, attacked_samples(run.data, data_dir))
     weights = check_members(run, rec, entry.samples)
     judged = judged_again(entry)
     drawn = secrets.randbits(32) if seed is None else seed

@@ -10,9 +10,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from recarc.ensemble import Member, RandomizedEnsemble
+from recarc.ensemble import Member, RandomizedEnsemble, in_train_mode
 from recarc.errors import RecarcWarning
 from recarc.evaluation import masking
 from recarc.evaluation.intervals import wilson
@@ -61,11 +61,8 @@ def collect_warnings() -> Iterator[list[str]]:
 
 def check_modes(ensemble: RandomizedEnsemble) -> None:
     """Before anything else, while the flags are still as the user left them."""
-    for i, member in enumerate(ensemble.members):
-        if isinstance(member, nn.Module) and any(getattr(m, "training", False) for m in member.modules()):
-            warn(
-                f"members[{i}] is in train mode; it is evaluated in eval mode, so call .eval() to see what is measured"
-            )
+    for i in in_train_mode(ensemble.members):
+        warn(f"members[{i}] is in train mode; it is evaluated in eval mode, so call .eval() to see what is measured")
 
 
 def check_ball(ball: Ball, x: Tensor, made_by: Mapping[str, Any]) -> None:

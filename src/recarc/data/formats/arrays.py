@@ -66,16 +66,7 @@ class Arrays(Format):
     def blocks(self) -> Iterator[Block]:
         try:
             images, labels = self._pair()
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            KeyError,
-            EOFError,
-            zipfile.BadZipFile,
-            zlib.error,
-            RuntimeError,
-        ) as error:
+        except UNREADABLE as error:
             raise InputError(f"cannot read {self.where}: {first_line(error)}") from None
         pixels = as_pixels(images, self.where)
         if labels.ndim != 1 or len(labels) != len(pixels):
