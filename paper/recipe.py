@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paper.setup import Setup
 
 Alpha = tuple[float, ...]
-Kind = Literal["robust", "clean", "floor", "minutes", "seconds", "gradients", "cross", "showable"]
+Kind = Literal["robust", "clean", "floor", "minutes", "seconds", "gradients", "cross", "none-all", "most-all"]
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from recarc.atomic import Lock, write_bytes
 from recarc.errors import InputError
+
+if TYPE_CHECKING:
+    from paper.recipe import Difference
 
 FORMAT = 1
 
@@ -126,8 +130,11 @@ def add_row(folder: Path, item: str, title: str, new: RowResult, order: list[str
     return result
 
 
-def add_columns(folder: Path, item: str, new: RowResult) -> ItemResult:
-    """Put the columns of `new` into the row that is there; the row's note says how they were measured."""
+def add_columns(folder: Path, item: str, new: RowResult, differences: Sequence[Difference] = ()) -> ItemResult:
+    """Put the columns of `new` into the row that is there; the row's note says how they were measured.
+
+    A difference of one of them and an older column follows, but the samples cannot be paired: it loses its interval.
+    """
     with Lock(folder / f".{item}.lock", wait=True):
         result = read(folder, item)
         old = mergeable(folder, item, new.row, new.images)
@@ -138,8 +145,10 @@ def add_columns(folder: Path, item: str, new: RowResult) -> ItemResult:
                     f"{getattr(new, name)!r}: measure the whole row"
                 )
         fresh = {(f.column, f.x): f for f in new.figures}
-        kept = [fresh.pop((f.column, f.x), f) for f in old.figures]
         columns = list(dict.fromkeys(f.column for f in new.figures))
+        kept = [fresh.pop((f.column, f.x), f) for f in old.figures]
+        half_new = {d.column: d for d in differences if {d.plus, d.minus} & set(columns) and d.column not in columns}
+        kept = [unpaired(f, half_new[f.column], kept) if f.column in half_new else f for f in kept]
         commit = f" at {new.commit[:10]}" if new.commit else ""
         took = f"{new.date}, {new.seconds:.0f} s on {new.hardware}"
         note = f"{', '.join(columns)}: measured later by `{new.command}`{commit}, {took}"
@@ -153,6 +162,13 @@ def add_columns(folder: Path, item: str, new: RowResult) -> ItemResult:
         result = result.with_row(merged, [row.row for row in result.rows])
         write(folder, result)
     return result
+
+
+def unpaired(old: Figure, wanted: Difference, figures: Sequence[Figure]) -> Figure:
+    """The difference of two figures that were measured at different times."""
+    found = {(f.column, f.x): f.measured for f in figures}
+    value = found[wanted.plus, wanted.plus_x] - found[wanted.minus, wanted.minus_x]
+    return replace(old, measured=round(value, 4), interval=None)
 
 
 def mergeable(folder: Path, item: str, row: str, images: int) -> RowResult:

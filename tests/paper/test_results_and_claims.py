@@ -17,7 +17,7 @@ from paper.items.figures import ARC_ALPHA_ONE, IAT_GAIN
 from paper.items.head_to_head import ahead_of_climb
 from paper.judging import Judged
 from paper.pages import board_table, costs_table, fill, gathered, headline, page, render
-from paper.recipe import Item
+from paper.recipe import Difference, Item
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import gradients_of, grids
 from recarc import Tight
@@ -81,6 +81,17 @@ def test_single_columns_are_put_into_a_row_with_their_own_provenance(tmp_path: P
             results.add_columns(tmp_path, "figure7", wrong)
     text = page("results", gathered_from(tmp_path, old), tmp_path, tmp_path)
     assert "Out of date: AC&W of l2. why" in text
+
+
+def test_a_difference_follows_a_column_that_is_measured_again(tmp_path: Path) -> None:
+    """Its other side was measured on the same images, but one by one they are not known any more: no interval."""
+    lead = Figure("floor - AutoAttack", 1.6, (0.4, 2.8), unit="points")
+    old = row("l1", AutoAttack=23.2, floor=24.8)
+    results.write(tmp_path, ItemResult("autoattack", "t", (replace(old, figures=(*old.figures, lead)),)))
+    wanted = Difference("floor - AutoAttack", "floor", "AutoAttack")
+    found = results.add_columns(tmp_path, "autoattack", row("l1", floor=23.0), [wanted]).rows[0]
+    assert [f.measured for f in found.figures] == [23.2, 23.0, -0.2]
+    assert found.figures[-1].interval is None
 
 
 def gathered_from(folder: Path, *rows: RowResult) -> dict[str, list[ItemResult]]:
