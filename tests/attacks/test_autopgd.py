@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recarc import PGD, AdaptivePGD, AutoPGD, Ball, InputError, RandomizedEnsemble
+from recarc.attacks import Problem
 from recarc.attacks.autopgd import _State, checkpoints, phases, sparse_checkpoints
 from recarc.losses import difference_of_logits_ratio, targeted_dlr
 from tiny import binary, labels_of, mlp, mlp_ensemble, points
@@ -105,6 +106,17 @@ def test_l1_starts_in_larger_balls() -> None:
     """Three tenths of the steps at 3 eps, three tenths at 2 eps, the rest at eps; with very few steps only there."""
     assert phases(100) == [(30, 3.0), (30, 2.0), (40, 1.0)]
     assert phases(3) == [(3, 1.0)]
+
+
+def test_l1_starts_at_few_values_and_others_with_every_seed() -> None:
+    """A uniform point of the ball would change all 192 values; projected noise changes about as many as it must."""
+    x, ball = points(5, 192), Ball("l1", 6.0)
+    problem = Problem(mlp_ensemble(1, dim=192), x, torch.zeros(5, dtype=torch.long), ball)
+    first, second = ((AutoPGD(seed=seed)._start(problem) - x != 0) for seed in (0, 1))
+    assert float(ball.violation(x, AutoPGD()._start(problem)).max()) < 1e-9
+    assert bool((first.sum(1) >= 6).all())
+    assert bool((first.sum(1) < 40).all())
+    assert bool(((first & second).sum(1) < first.sum(1) / 2).all())
 
 
 def test_l1_offers_nothing_from_the_larger_balls() -> None:

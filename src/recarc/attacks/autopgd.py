@@ -157,16 +157,26 @@ class AutoPGD(Attack):
         return loss.detach().to(gradient.dtype).masked_fill(loss.isnan(), -math.inf), gradient
 
     def _start(self, problem: Problem) -> Tensor:
+        """x, or a random point of the ball; for p = 1 one that changes few values: noise as wide as the box, projected.
+
+        A uniform point of an l1 ball changes every value a little, from where runs with different seeds end alike.
+        """
         x, ball = problem.x, problem.ball
-        return ball.move(x, ball.random_start(x, self.seed)) if self.random_init else x
+        if not self.random_init:
+            return x
+        noise = ball.random_start(x, self.seed)
+        if ball.norm.sparse:
+            noise = ball.project(noise * per_sample(x[0].numel() / ball.fewest_values(x), x), x)
+        return ball.move(x, noise)
 
     def _run(self, problem: Problem, best: Best, target: Tensor | None, start: Tensor | None = None) -> None:
         """One AutoPGD run, towards `target` classes where given; for p = 1 through balls that shrink to eps."""
-        x, ball = problem.x, problem.ball
-        point = self._start(problem) if start is None else start
+        x, ball, point = problem.x, problem.ball, start
         for steps, growth in phases(self.steps) if ball.norm.sparse else [(self.steps, 1.0)]:
             wide = replace(problem, ball=replace(ball, eps=growth * ball.eps))
-            if ball.norm.sparse:
+            if point is None:
+                point = self._start(wide)
+            elif ball.norm.sparse:
                 point = self._moved(x, point, torch.zeros_like(x, dtype=working_dtype(x)), wide.ball)
             point, _ = self._ascend(wide, best, target, point, steps, inside=growth == 1)
 

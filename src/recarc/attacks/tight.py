@@ -41,7 +41,7 @@ class Effort:
     queries: int = 0  # of Square, against each member alone
     searches: int = 1  # of SEARCH queries against a member whose gradients mislead, each with another seed
     challenge: Challenge | None = None
-    sparse: tuple[AutoPGD, ...] = ()  # in place of `members` for p = 1, which spends most of its steps in larger balls
+    sparse: tuple[AutoPGD, ...] = ()  # in place of `members` for p = 1, where much depends on the random start
 
     def for_ball(self, ball: Ball) -> Effort:
         """For p = 1 with longer attacks on the members, and a challenge that is longer still."""
@@ -49,6 +49,13 @@ class Effort:
             return self
         challenge = None if self.challenge is None else self.challenge.longer(LONGER)
         return replace(self, members=self.sparse, challenge=challenge)
+
+
+def _sparse(steps: int, targeted: AutoPGD) -> tuple[AutoPGD, ...]:
+    """For p = 1: two losses in turn, each from several starts; every run finds pairs that the others missed."""
+    ce, margin = AutoPGD(steps=steps), AutoPGD(steps=steps, loss="margin")
+    again = (replace(loss, seed=r) for r in (1, 2) for loss in (ce, margin))
+    return ce, margin, targeted, *again
 
 
 PRESETS = {
@@ -62,7 +69,7 @@ PRESETS = {
         queries=30,
         searches=4,
         challenge=Challenge(steps=40, queries=100, smooth_steps=10, most=0.15, allowed=0.002),
-        sparse=(AutoPGD(steps=100), AutoPGD(steps=100, loss="dlr_targeted", scout=20, finalists=3)),
+        sparse=_sparse(100, AutoPGD(steps=100, loss="dlr_targeted", scout=20, finalists=3)),
     ),
     "thorough": Effort(
         9,
@@ -73,7 +80,7 @@ PRESETS = {
         queries=500,
         searches=10,
         challenge=Challenge(steps=200, queries=2000, smooth_steps=100, most=1.0, allowed=0.001),
-        sparse=(AutoPGD(steps=200), AutoPGD(steps=200, loss="dlr_targeted")),
+        sparse=_sparse(200, AutoPGD(steps=200, loss="dlr_targeted")),
     ),
 }
 
@@ -151,7 +158,7 @@ class Tight(Attack):
             for attack in effort.members:
                 loss = _loss_for(attack.loss, problem.classes)
                 standing = (~best.ever_wrong[i]).nonzero()[:, 0]
-                _run(replace(attack, member=i, seed=self.seed, loss=loss), problem, best, standing)
+                _run(replace(attack, member=i, seed=self.seed + attack.seed, loss=loss), problem, best, standing)
         yield Stage("members", best.x_adv.clone())
 
         if effort.queries or blind:
