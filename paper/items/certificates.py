@@ -49,15 +49,15 @@ SMALL = {"width": 8, "stride": 2, "hidden": 64}
 FEW = {"lr": 0.05, "attack_steps": 3, "attack_step": 0.5}  # a short attack: an epoch costs half of one with 7 steps
 PLANS = {
     "digits": Plan(ibp={"validation": HELD_OUT}, at={"validation": HELD_OUT}),
-    "mnist": Plan("cnn", SMALL, trained="0.12", ibp={"epochs": 15, "crown": 0.0}, at={"epochs": 4, **FEW}),
-    "fashion_mnist": Plan("cnn", SMALL, ibp={"epochs": 15, "crown": 0.0}, at={"epochs": 4, **FEW}),
+    "mnist": Plan("cnn", SMALL, trained="0.12", ibp={"epochs": 8, "crown": 0.0}, at={"epochs": 3, **FEW}),
+    "fashion_mnist": Plan("cnn", SMALL, ibp={"epochs": 8, "crown": 0.0}, at={"epochs": 3, **FEW}),
     "cifar10": Plan(
         "cnn",
         {"width": 16, "stride": 2, "hidden": 100},
         eps="2/255",
         trained="2/255",
-        ibp={"epochs": 16, "crown": 0.0},
-        at={"epochs": 4, **FEW},
+        ibp={"epochs": 10, "crown": 0.0},
+        at={"epochs": 3, "crop": False, **FEW},
     ),
 }
 Source = tuple[EnsembleRecipe, int]  # a member: of which ensemble, and which one there

@@ -119,6 +119,7 @@ def test_crops_and_flips_are_what_they_say() -> None:
         assert Augmentation.of(name) == Augmentation(False, False)
     assert Augmentation.of("svhn") == Augmentation(True, False)
     assert Augmentation.of("cifar10") == Augmentation(True, True)
+    assert Augmentation.of("cifar10", crop=False) == Augmentation(False, True)
 
 
 def test_the_validation_split_is_cut_from_the_training_set() -> None:

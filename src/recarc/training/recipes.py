@@ -41,6 +41,7 @@ class Recipe:
     attack_mode: str = "train"
     replays: int = 1
     copies: int = 0  # of the training set, attacked once for the whole stage (see AdversarialCopies); 0: in every step
+    crop: bool = True  # at random, where the data set is cropped at all
     augment_after: bool = False  # crop and flip the attacked copies in every step, not the images before the attack
     diversity: float = 1.0  # scales the diversity terms of adp, gal and trs
     crown: float = 1.0  # the share of CROWN's bounds in ibp's at the start of the ramp; 0: intervals alone
@@ -75,6 +76,7 @@ class Recipe:
             _check(isinstance(value, int) and value >= least, name, value, f"a whole number >= {least}")
         flag = isinstance(self.augment_after, bool) and self.copies >= self.augment_after
         _check(flag, "augment_after", self.augment_after, "true or false, and true only with copies")
+        _check(isinstance(self.crop, bool), "crop", self.crop, "true or false")
         _choice("schedule", self.schedule, SCHEDULES)
         _choice("optimizer", self.optimizer, ("sgd", "adam"))
         _choice("attack_mode", self.attack_mode, ("train", "eval"))
