@@ -50,14 +50,14 @@ FEW = {"lr": 0.05, "attack_steps": 3, "attack_step": 0.5}  # a short attack: an 
 PLANS = {
     "digits": Plan(ibp={"validation": HELD_OUT}, at={"validation": HELD_OUT}),
     "mnist": Plan("cnn", SMALL, trained="0.12", ibp={"epochs": 8, "crown": 0.0}, at={"epochs": 3, **FEW}),
-    "fashion_mnist": Plan("cnn", SMALL, ibp={"epochs": 8, "crown": 0.0}, at={"epochs": 3, **FEW}),
+    "fashion_mnist": Plan("cnn", SMALL, ibp={"epochs": 6, "crown": 0.0}, at={"epochs": 3, **FEW}),
     "cifar10": Plan(
         "cnn",
         {"width": 16, "stride": 2, "hidden": 100},
         eps="2/255",
         trained="2/255",
-        ibp={"epochs": 10, "crown": 0.0},
-        at={"epochs": 3, "crop": False, **FEW},
+        ibp={"epochs": 6, "crown": 0.0},
+        at={"epochs": 2, "crop": False, **FEW},
     ),
 }
 Source = tuple[EnsembleRecipe, int]  # a member: of which ensemble, and which one there
@@ -126,8 +126,9 @@ def _rows(name: str, case: Case, setup: Setup) -> Iterator[RowResult]:
     family = RandomizedEnsemble([made[recipe.name].ensemble.members[i] for recipe, i in case.members])
     rec = RandomizedEnsemble(family.members[: case.count])
     images = _images(case, setup, made[case.recipes[0].name])
-    ball, runs = Ball("linf", radius(case.eps)), setup.out / "runs" / f"certificates-{name}-{len(images)}"
-    attack, shown = setup.scale.attack(Tight()), setup.report is not None
+    attack, shown = _attack(setup), setup.report is not None
+    ball = Ball("linf", radius(case.eps))
+    runs = setup.out / "runs" / f"certificates-{name}-{attack.preset}-{len(images)}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecarcWarning)
         tight = evaluate(rec, attack, images, ball, out=runs, progress=shown)
@@ -140,6 +141,12 @@ def _rows(name: str, case: Case, setup: Setup) -> Iterator[RowResult]:
         solved.append(part)
         setup.say(f"{name}: {min(CHUNK * len(solved), len(images))} of {len(images)} images solved")
         yield _row(name, case, setup, tight, bounds, solved, list(made.values()))
+
+
+def _attack(setup: Setup) -> Tight:
+    attack = setup.scale.attack(Tight())
+    assert isinstance(attack, Tight)
+    return attack
 
 
 def _images(case: Case, setup: Setup, made: LoadedEnsemble) -> ImageSet:
@@ -194,6 +201,12 @@ def _row(
         "certified, jointly": certified.floor(alpha).per_sample.numpy(),
     }
     notes = [f"bounds of {len(case.members)} members in {bounds.evaluation.seconds:.0f} s"]
+    attack, command = _attack(setup), f"python -m paper certificates --only {name}"
+    if attack.preset != Tight().preset:
+        notes.append(f"tight with the preset {attack.preset}")
+        command += f" --tight {attack.preset}"
+    if setup.limit is not None:
+        command += f" --limit {setup.limit}"
     if solved:
         exact = [part.floor() for part in solved]
         low, high = (np.concatenate([getattr(f, k).numpy() for f in exact]) for k in ("per_sample", "upper"))
@@ -215,9 +228,9 @@ def _row(
         alpha=tuple(tight.alpha.tolist()),
         ensemble=", ".join(f"member {i} of {recipe.name}" for recipe, i in case.members[: case.count]),
         recipe="; ".join(f"{m.recipe} of {m.made_by.get('training_images')} images" for m in made),
-        attacks={"tight": repr(setup.scale.attack(Tight()))},
+        attacks={"tight": repr(attack)},
         seconds=round(seconds, 1),
-        command=f"python -m paper certificates --only {name}",
+        command=command,
         commit=commit(),
         hardware=hardware_of(setup.device),
         date=results.now(),
