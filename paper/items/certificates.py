@@ -50,7 +50,7 @@ FEW = {"lr": 0.05, "attack_steps": 3, "attack_step": 0.5}  # a short attack: an 
 PLANS = {
     "digits": Plan(ibp={"validation": HELD_OUT}, at={"validation": HELD_OUT}),
     "mnist": Plan("cnn", SMALL, trained="0.12", ibp={"epochs": 8, "crown": 0.0}, at={"epochs": 3, **FEW}),
-    "fashion_mnist": Plan("cnn", SMALL, ibp={"epochs": 4, "crown": 0.0}, at={"epochs": 2, **FEW}),
+    "fashion_mnist": Plan("cnn", SMALL, ibp={"epochs": 5, "crown": 0.0}, at={"epochs": 2, **FEW}),
     "cifar10": Plan(
         "cnn",
         {"width": 16, "stride": 2, "hidden": 100},
