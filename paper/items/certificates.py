@@ -56,7 +56,7 @@ PLANS = {
         {"width": 16, "stride": 2, "hidden": 100},
         eps="2/255",
         trained="2/255",
-        ibp={"epochs": 6, "crown": 0.0},
+        ibp={"epochs": 5, "crown": 0.0},
         at={"epochs": 2, "crop": False, **FEW},
     ),
 }
