@@ -219,6 +219,8 @@ def _row(
         scores |= {"exact, from": low, "exact, to": high}
         proved = np.concatenate([part.certified.alone.numpy() for part in solved], axis=1)
         notes += _exact_notes(tight.robust_scores[:n], low, high, proved)
+    else:
+        notes.append(f"the best member alone keeps at least {100 * certified.alone.double().mean(1).max():.2f}")
     best = int(alone[:, :n].mean(1).argmax())
     scores |= {"tight": tight.robust_scores, "best member alone, at most": alone[best]}
     figures = [Figure(key, round(100 * float(values[:n].mean()), 4)) for key, values in scores.items()]
