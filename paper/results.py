@@ -185,10 +185,11 @@ def mergeable(folder: Path, item: str, row: str, images: int) -> RowResult:
 
 
 def check_replaceable(folder: Path, item: str, images: dict[str, int], tight: bool = True) -> None:
-    """Refuse to replace a row by one on fewer images or without the columns of the tight attack."""
+    """Refuse to replace a row by one on fewer images, unless it is out of date, or without the columns of tight."""
     for old in read(folder, item).rows:
         existing = f"{path_of(folder, item)} holds {old.row} measured"
-        if old.row in images and old.images > images[old.row]:
+        outdated = all(figure.column in old.stale for figure in old.figures)
+        if old.row in images and old.images > images[old.row] and not outdated:
             raise InputError(
                 f"{existing} on {old.images} images; this run has only {images[old.row]}: choose another --results"
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -104,6 +106,19 @@ def test_intervals_are_exact_behind_one_mixing_layer() -> None:
     for n in range(len(x)):
         lowest = known.linear(first, rows, torch.full((len(rows),), n)).lowest
         assert torch.allclose(lowest, low[n], atol=1e-9)
+
+
+def test_known_transposed_layers_are_those_of_autograd() -> None:
+    net = build("cnn", 10, 2, 7, width=3, stride=2, hidden=5, mean=(0.3, 0.2), std=(0.4, 0.5)).double().eval()
+    network = network_of(net, torch.rand(2, 2, 7, 7, dtype=torch.float64))
+    known = [k for k, step in enumerate(network.steps) if step.adjoint is not None]
+    assert len(known) == 4
+    for k in known:
+        a = torch.rand(6, *network.steps[k].shape, dtype=torch.float64)
+        ((source, fast),), b = network.transposed(k, a)
+        network.steps[k] = replace(network.steps[k], adjoint=None)
+        ((other, slow),), constant = network.transposed(k, a)
+        assert source == other and torch.allclose(fast, slow, atol=1e-12) and torch.allclose(b, constant, atol=1e-12)
 
 
 def test_memory_and_batch_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:

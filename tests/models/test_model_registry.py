@@ -84,6 +84,14 @@ def test_the_small_ones_take_any_size(size: int) -> None:
         assert build(arch, 10, channels=1, image_size=size)(torch.rand(3, 1, size, size)).shape == (3, 10)
 
 
+@pytest.mark.parametrize("size", [1, 7, 28, 32])
+def test_the_cnn_can_be_made_cheaper_and_deeper(size: int) -> None:
+    model = build("cnn", 10, channels=1, image_size=size, width=4, stride=2, hidden=5)
+    assert model(torch.rand(3, 1, size, size)).shape == (3, 10)
+    assert model.net.hidden.out_features == 5 and model.net.conv1.stride == (2, 2)
+    assert build("cnn", 10, channels=1, image_size=size).net.hidden is None
+
+
 def test_normalisation_is_inside() -> None:
     model = build("linear", 4, channels=2, image_size=3, mean=(0.1, 0.7), std=(0.5, 0.25))
     plain = build("linear", 4, channels=2, image_size=3)
@@ -132,6 +140,8 @@ def test_names_are_exported() -> None:
         ({"arch": "resnet18", "stam": "cifar"}, r"unknown option of resnet18 'stam' \(did you mean 'stem'"),
         ({"arch": "linear", "width": 3}, r"unknown option of linear 'width'; known: \(none\)"),
         ({"arch": "cnn", "width": 0}, "width must be an integer from 1 to 10000, got 0"),
+        ({"arch": "cnn", "stride": 9}, "stride must be an integer from 1 to 8, got 9"),
+        ({"arch": "cnn", "hidden": -1}, "hidden must be an integer from 0 to 10000, got -1"),
         ({"arch": "cnn", "batch_norm": "yes"}, "batch_norm must be true or false, got 'yes'"),
         ({"arch": "vgg16", "image_size": 28}, "image_size must be at least 32, got 28"),
         ({"arch": "cnn", "classes": 1}, "classes must be an integer from 2 to 1000000, got 1"),

@@ -106,6 +106,17 @@ def test_a_row_that_another_process_measured_better_meanwhile_stays(tmp_path: Pa
     assert results.read(tmp_path, "table3").rows[0].images == 10000
 
 
+def test_a_row_that_is_out_of_date_may_be_replaced_by_one_on_fewer_images(tmp_path: Path) -> None:
+    for stale in ({"ARC": "why"}, {"ARC": "why", "APGD": "why"}):
+        old = replace(row("linf", images=10000, APGD=56, ARC=50), stale=stale)
+        results.write(tmp_path, ItemResult("table3", "t", (old,)))
+        if len(stale) == 1:
+            with pytest.raises(InputError, match="this run has only 100"):
+                results.check_replaceable(tmp_path, "table3", {"linf": 100})
+        else:
+            results.check_replaceable(tmp_path, "table3", {"linf": 100})
+
+
 def test_processes_add_rows_at_the_same_time(tmp_path: Path) -> None:
     names = [str(i) for i in range(12)]
     with ThreadPoolExecutor(6) as pool:

@@ -115,9 +115,11 @@ def test_crops_and_flips_are_what_they_say() -> None:
     assert torch.equal(out[0], padded[0, :, 0:32, 8:40])
     assert torch.equal(out[1], padded[1, :, 4:36, 2:34].flip(2))
     assert torch.equal(Augmentation(False, True)(pixels, u)[1], pixels[1].flip(2))
-    assert Augmentation.of("digits") == Augmentation(False, False)
+    for name in ("digits", "mnist", "fashion_mnist"):  # all centred alike
+        assert Augmentation.of(name) == Augmentation(False, False)
     assert Augmentation.of("svhn") == Augmentation(True, False)
     assert Augmentation.of("cifar10") == Augmentation(True, True)
+    assert Augmentation.of("cifar10", crop=False) == Augmentation(False, True)
 
 
 def test_the_validation_split_is_cut_from_the_training_set() -> None:

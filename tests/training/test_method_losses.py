@@ -16,6 +16,7 @@ from recarc.training.method import Method, StepContext, random_start
 from recarc.training.methods import method_named
 from recarc.training.methods.adp import log_volume, non_true
 from recarc.training.methods.gal import logits_and_gradients
+from recarc.training.methods.ibp import RAMP
 from recarc.training.methods.mrboost import mixture_log_probabilities
 from recarc.training.methods.tournament import tournament
 from recarc.training.second_order import Shape
@@ -86,6 +87,18 @@ def test_ibp(relu_context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
             worst += ce(logits, label) / BATCH
     assert float(terms["ce"].detach()) == pytest.approx(0.5 * clean, rel=1e-4)
     assert float(terms["bound"].detach()) == pytest.approx(0.5 * worst, rel=1e-4)
+
+
+def test_crown_tightens_the_bounds_of_ibp_and_can_be_left_out(
+    relu_context: StepContext, batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = batch
+    middle = replace(relu_context, progress=sum(RAMP) / 2)
+    plain = replace(middle, recipe=replace(middle.recipe, crown=0.0))
+    with_crown, without = (float(method_named("ibp").loss(c, x, x, y)["bound"].detach()) for c in (middle, plain))
+    assert with_crown < without
+    monkeypatch.setattr("recarc.training.methods.ibp.linear_margins", None)  # intervals alone ask for none
+    assert float(method_named("ibp").loss(plain, x, x, y)["bound"].detach()) == without
 
 
 def test_the_ramp_starts_with_the_clean_loss(relu_context: StepContext, batch: tuple[Tensor, Tensor]) -> None:

@@ -29,7 +29,8 @@ PROBE = 2  # samples: a step that mixes them up shows in the shape
 class Step:
     """z = function(inputs), affine in all of them, or ReLU where `function` is None.
 
-    `magnitude` applies the absolute values of the affine map's coefficients to the radii of the inputs.
+    `magnitude` applies the absolute values of the affine map's coefficients to the radii of the inputs. `adjoint` is
+    the transposed linear map, where that is known: it saves a pass through the layer.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Step:
     function: Function | None = None
     magnitude: Function | None = None
     elementwise: bool = False  # each value depends on one value of one input; True of ReLUs
+    adjoint: Callable[[Tensor, Sequence[int]], Tensor] | None = None  # (R, ...) rows, shape of an input
 
     @property
     def is_relu(self) -> bool:
@@ -85,6 +87,10 @@ class Network:
         """<a, z_k> of an affine step, for a (R, ...), as sum_j <a_j, z_j> + b (R,) over its inputs j."""
         step, record = self.steps[k], torch.is_grad_enabled()
         assert step.function is not None
+        if step.adjoint is not None:
+            shape = self.steps[step.inputs[0]].shape
+            constant = step.function(a.new_zeros(1, *shape))
+            return [(step.inputs[0], step.adjoint(a, shape))], (a * constant).flatten(1).sum(1)
         with torch.enable_grad():
             zeros = [a.new_zeros(len(a), *self.steps[j].shape).requires_grad_() for j in step.inputs]
             out = step.function(*zeros)
@@ -158,7 +164,9 @@ class _Builder:
         if _is_relu(node, self.module):
             step = Step(name, inputs, shape, elementwise=True)
         else:
-            step = Step(name, inputs, shape, *self._affine(node, sources, shape), self._elementwise(node))
+            rule = self._affine(node, sources, shape)
+            layer = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+            step = Step(name, inputs, shape, *rule, self._elementwise(node), _adjoint(layer))
         self.steps.append(step)
         self.step_of[node] = len(self.steps) - 1
 
@@ -255,6 +263,16 @@ def _module_rule(layer: nn.Module, name: str) -> tuple[Function, Function]:
     if isinstance(layer, nn.AvgPool2d | nn.AdaptiveAvgPool2d):
         return _both(layer)
     raise InputError(f"{name} has no bound rule; {KNOWN}")
+
+
+def _adjoint(layer: nn.Module | None) -> Callable[[Tensor, Sequence[int]], Tensor] | None:
+    """The transposed map of the layers that cost most."""
+    if isinstance(layer, nn.Linear):
+        return lambda a, _: F.linear(a, layer.weight.T)
+    if isinstance(layer, nn.Conv2d) and not isinstance(layer.padding, str):
+        args = (layer.stride, layer.padding, layer.dilation, layer.groups)
+        return lambda a, shape: torch.nn.grad.conv2d_input((len(a), *shape), layer.weight, a, *args)
+    return None
 
 
 def _batch_norm(layer: _BatchNorm, z: Tensor) -> Tensor:

@@ -27,10 +27,10 @@ class Augmentation:
     flip: bool
 
     @classmethod
-    def of(cls, data: str) -> Augmentation:
-        """As the catalogue says of the set of this name; neither for a set that it does not know."""
+    def of(cls, data: str, crop: bool = True) -> Augmentation:
+        """As the catalogue says of the set of this name, without crops if not `crop`; neither for an unknown set."""
         spec = CATALOG.get(data)
-        return cls(spec is not None and spec.crop, spec is not None and spec.flip)
+        return cls(crop and spec is not None and spec.crop, spec is not None and spec.flip)
 
     def __call__(self, pixels: Tensor, u: Tensor) -> Tensor:
         """(B, C, H, W) pixels -> the same shape; u is (B, 3) in [0, 1)."""

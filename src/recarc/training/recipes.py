@@ -41,8 +41,10 @@ class Recipe:
     attack_mode: str = "train"
     replays: int = 1
     copies: int = 0  # of the training set, attacked once for the whole stage (see AdversarialCopies); 0: in every step
+    crop: bool = True  # at random, where the data set is cropped at all
     augment_after: bool = False  # crop and flip the attacked copies in every step, not the images before the attack
     diversity: float = 1.0  # scales the diversity terms of adp, gal and trs
+    crown: float = 1.0  # the share of CROWN's bounds in ibp's at the start of the ramp; 0: intervals alone
     validation: int = 1000  # images held out of the training set
     validate_every: int = 1  # epochs
     patience: int = 0  # epochs without improvement before stopping; 0: run to the end and keep the best
@@ -55,6 +57,7 @@ class Recipe:
         _check(0 <= self.label_smoothing < 1, "label_smoothing", self.label_smoothing, "in [0, 1)")
         _check(self.weight_decay >= 0, "weight_decay", self.weight_decay, ">= 0")
         _check(self.diversity >= 0, "diversity", self.diversity, ">= 0")
+        _check(0 <= self.crown <= 1, "crown", self.crown, "in [0, 1], 0 for intervals alone")
         _check(self.attack_step > 0, "attack_step", self.attack_step, "a fraction of eps > 0")
         in_range = 0 < self.warmup < 1
         _check(in_range, "warmup", self.warmup, "a fraction of the run in (0, 1), such as 0.01 for almost none")
@@ -73,6 +76,7 @@ class Recipe:
             _check(isinstance(value, int) and value >= least, name, value, f"a whole number >= {least}")
         flag = isinstance(self.augment_after, bool) and self.copies >= self.augment_after
         _check(flag, "augment_after", self.augment_after, "true or false, and true only with copies")
+        _check(isinstance(self.crop, bool), "crop", self.crop, "true or false")
         _choice("schedule", self.schedule, SCHEDULES)
         _choice("optimizer", self.optimizer, ("sgd", "adam"))
         _choice("attack_mode", self.attack_mode, ("train", "eval"))

@@ -42,7 +42,7 @@ class StageTrainer:
     ) -> None:
         self.stage, self.data, self.execution = stage, data, execution
         self.method, self.recipe = method, recipe = stage.method or config.method, config.recipe
-        self.augmentation = Augmentation.of(config.data.name)
+        self.augmentation = Augmentation.of(config.data.name, recipe.crop)
         self.seed = config.seed + stage.members[0] + 7919 * stage.phase
         half, fold, fuse = (bool(on) for on in (execution.speed.bf16, execution.speed.fold, execution.speed.fuse))
         self.masters = [execution.place(m).train() for m in masters]
