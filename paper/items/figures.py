@@ -228,9 +228,9 @@ def figure10() -> tuple[Row, ...]:
     "Images that APGD leaves right for every member and ARC turns wrong for all",
     drawing="images",
     note=(
-        "The paper shows such images for its BAT pair on ImageNet. Our ensembles have none: APGD fools one member or "
-        "another on nearly every image. What they have are images on which APGD fools members that are drawn less than "
-        "half of the time, and ARC all of them; these are drawn."
+        "The paper shows such images for its BAT pair on ImageNet. None of our ensembles has one: APGD fools one "
+        "member or another on nearly every image. What DVERGE has are images on which APGD fools one member and ARC "
+        "all three; some of them are shown."
     ),
 )
 def figure11() -> tuple[Row, ...]:
