@@ -89,8 +89,7 @@ measured | with random weights half of the images stay to the end |
 | the whole of `recarc evaluate zoo:bat-resnet20-linf`, 10,000 images, a second process | 8 s | 15.0 s; the \
 first on a machine 20.6 s | below |
 | the same with two ResNet-18s | 45 s | not measured | |
-| two CPU cores, ARC linf / l2 | 10 x / 6 x | 21.2 x / 5.0 x (one thread, on a busy machine; 64 images) | in \
-l2 samples rarely stand still: 34 forward and 96 backward passes an image, in linf 12 and 29 |
+| two CPU cores, ARC linf / l2 | 10 x / 6 x | 21.7 x / 6.9 x; a stranger's ResNet-20 22.7 x / 6.4 x (64 images) | |
 | peak memory over one forward and backward pass | 1.5 x | float16 0.6 x, on ResNet-18 1.1 x; TF32 1.2 x, on \
 ResNet-18 2.0 x | captured tiles keep the activations of the whole batch |
 
