@@ -264,13 +264,17 @@ class ItemRun:
         return [Figure(reading.column, value, interval, **common)]  # type: ignore[arg-type]
 
     def turned_by_arc(self, apgd_fools_none: bool) -> np.ndarray:
-        """(N,) whether ARC turns every member wrong that is right on the clean image.
+        """(N,) whether all members are right on the clean image and ARC turns every one of them wrong.
 
-        And APGD leaves none of them wrong, or else the larger part of alpha right.
+        While APGD fools none of them, or else only members that are drawn less than half of the time.
         """
         apgd, arc = self.evaluations["APGD", None], self.evaluations["ARC", None]
-        turned = (apgd.clean_predictions == apgd.labels).all(0) & (arc.robust_scores == 0)
-        return turned & ((apgd.robust_scores == 1) if apgd_fools_none else (apgd.robust_scores > 0.5))
+        clean, under_apgd, under_arc = (
+            predictions == apgd.labels
+            for predictions in (apgd.clean_predictions, apgd.adversarial_predictions[0], arc.adversarial_predictions[0])
+        )
+        spared = under_apgd.all(0) if apgd_fools_none else apgd.robust_scores > 0.5
+        return clean.all(0) & ~under_arc.any(0) & spared
 
     def differences(self, row: Row) -> list[Figure]:
         """Paired over the images: mean and 95 % interval of the difference."""

@@ -28,7 +28,7 @@ RADIUS = {1.0: 0.6, 1.5: 0.4, 2.0: 0.3, math.inf: 0.1}
 WIDE = {1.0: 3.0, 2.0: 1.2, math.inf: 0.7}  # even a single random point of such a ball fools many members
 NORMS = (1.0, 2.0, math.inf)
 ATOL = 1e-9  # how far rounding may carry a search in float64
-MANY = 300  # samples: a random point of each lowers their accuracy by more than nine standard deviations
+MANY = 300  # samples: enough that the accuracy at random points of a wide ball is below the clean one, not by chance
 
 
 def check_attack(attack: Any) -> None:
