@@ -156,14 +156,14 @@ def test_a_descent_towards_one_class_follows_the_margin_over_that_class() -> Non
     search = Search(problem, Best.clean(problem), steps=1, kappa=0.02)
     goal = torch.ones(1, 20, dtype=torch.bool)
     for rival in rivals.T:
-        push, _ = search._push(problem, x, goal, rival, last=False)
+        push, _ = search._push(problem, x, goal, [True], rival)
         leaf = x.clone().requires_grad_()
         logits = ensemble.members[0](leaf)
         rows = torch.arange(20)
         (gradient,) = torch.autograd.grad((logits[rows, y] - logits[rows, rival]).sum(), leaf)
         torch.testing.assert_close(push, gradient / gradient.norm(dim=1, keepdim=True))
-    nearest, _ = search._push(problem, x, goal, None, last=False)
-    torch.testing.assert_close(nearest, search._push(problem, x, goal, rivals[:, 0], last=False)[0])
+    nearest, _ = search._push(problem, x, goal, [True], None)
+    torch.testing.assert_close(nearest, search._push(problem, x, goal, [True], rivals[:, 0])[0])
 
 
 def test_bad_knobs() -> None:

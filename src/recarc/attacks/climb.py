@@ -7,7 +7,9 @@ stop only where no single further member can be fooled as well.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +24,17 @@ from recarc.losses import margin, margin_over
 from recarc.randomness import sample_keys, uniform
 
 MOMENTUM = 0.75
+AT_A_TIME = 4  # common classes that a round tries in one batch
 ROUND = 10_000  # between the seeds of two rounds: more than there are classes to try
+
+
+class Attempt(NamedTuple):
+    """Samples (n,), the members (M, n) to fool there at once, from where, and the class (n,) to lead them to."""
+
+    samples: Tensor
+    goal: Tensor
+    delta: Tensor
+    rival: Tensor
 
 
 @dataclass(frozen=True)
@@ -51,34 +63,52 @@ class Search:
         plane is the one towards the class `rival` (n,), the same for all members, or else each member's nearest.
         Every point visited is offered to `best`. Returns which of the n samples reached the target, and where.
         """
-        target = target & (self.ensemble.alpha.to(target.device) > 0)[:, None]  # the others are never asked
+        goal = target & (self.ensemble.alpha.to(target.device) > 0)[:, None]  # the others are never asked
         reached = torch.zeros(len(index), dtype=torch.bool, device=index.device)
-        where = delta.clone()
-        left = torch.arange(len(index), device=index.device)
-        velocity = torch.zeros_like(delta)
+        if not len(index):
+            return reached, delta
+        where, left = delta.clone(), torch.arange(len(index), device=index.device)
+        part, velocity, nobody = self.problem.take(index), torch.zeros_like(delta), [False] * len(goal)
+        aimed_at = goal.any(1).tolist()
         for k in range(self.steps + 1):
-            part, goal = self.problem.take(index[left]), target[:, left]
             u = part.ball.move(part.x, delta)
-            aim = None if rival is None else rival[left]
-            push, wrong = self._push(part, u, goal, aim, last=k == self.steps)
+            push, wrong = self._push(part, u, goal, nobody if k == self.steps else aimed_at, rival)
             self.best.offer(index[left], u, wrong, self.ensemble.score(~wrong))
             hit = (wrong | ~goal).all(0)
-            reached[left[hit]], where[left[hit]] = True, delta[hit]
-            keep = (~hit).nonzero()[:, 0]
-            if k == self.steps or not len(keep):
+            if bool(hit.any()):  # rare: most steps need no look at which
+                reached[left[hit]], where[left[hit]] = True, delta[hit]
+                keep = (~hit).nonzero()[:, 0]
+                left, part, goal = left[keep], part.take(keep), goal[:, keep]
+                delta, velocity, push = delta[keep], velocity[keep], push[keep]
+                rival, aimed_at = None if rival is None else rival[keep], goal.any(1).tolist()
+            if k == self.steps or not len(left):
                 break
-            left, x, delta, ball = left[keep], part.x[keep], delta[keep], part.ball.take(keep)
-            velocity = MOMENTUM * velocity[keep] + push[keep]
-            eta = self.first_step * ball.radius(x) * (1 + math.cos(math.pi * k / self.steps)) / 2
-            delta = ball.project(delta + per_sample(eta, x) * ball.step_direction(-velocity, x, delta), x)
+            velocity = MOMENTUM * velocity + push
+            eta = self.first_step * part.ball.radius(part.x) * (1 + math.cos(math.pi * k / self.steps)) / 2
+            step = per_sample(eta, part.x) * part.ball.step_direction(-velocity, part.x, delta)
+            delta = part.ball.project(delta + step, part.x)
         return reached, where
 
-    def _push(self, part: Problem, u: Tensor, goal: Tensor, rival: Tensor | None, last: bool) -> tuple[Tensor, Tensor]:
-        """The gradient of the objective at u, scaled to dual norm 1, and the (M, n) members that are wrong at u."""
+    def chase_apart(self, attempts: Sequence[Attempt]) -> None:
+        """Several chases side by side, all from the best points as they are now; a sample may be in several."""
+        index, goal, delta, rival = (torch.cat(parts, dim) for parts, dim in zip(zip(*attempts), (0, 1, 0, 0)))
+        everyone = torch.arange(len(index), device=index.device)
+        apart = replace(self, problem=self.problem.take(index), best=self.best.take(index))
+        apart.chase(everyone, goal, delta, rival)
+        for own in everyone.split([len(attempt.samples) for attempt in attempts]):
+            self.best.merge(self.problem, index[own], apart.best.take(own))
+
+    def _push(
+        self, part: Problem, u: Tensor, goal: Tensor, aimed_at: list[bool], rival: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of the objective at u, scaled to dual norm 1, and the (M, n) members that are wrong at u.
+
+        The others than `aimed_at` (M) are only asked for their answers.
+        """
         norm, total = part.ball.norm, torch.zeros_like(u, dtype=working_dtype(u))
         wrong = torch.zeros_like(goal)
         for i in self.ensemble.order:
-            with torch.set_grad_enabled(not last and bool(goal[i].any())):
+            with torch.set_grad_enabled(aimed_at[i]):
                 leaf = u.detach().requires_grad_(torch.is_grad_enabled())
                 logits = self.ensemble.members[i](leaf)
                 wrong[i] = predictions_of(logits.detach()) != part.y
@@ -214,7 +244,7 @@ class Climb(Attack):
 
         A round tries, on every sample, sets of members just large enough to beat the best point, each set from another
         random point: first towards each member's own nearest class, then towards each of the likeliest classes in
-        common. All rounds run as one batch, as copies of the samples.
+        common, a few of these at a time. All rounds run as one batch, as copies of the samples.
         """
         ensemble, ball, x = problem.ensemble, problem.ball, problem.x
         hopeless = hopeless | (ensemble.alpha.to(x.device) == 0)[:, None]
@@ -223,15 +253,21 @@ class Climb(Attack):
         search = Search(problem.take(copies), found, self.round_steps, self.kappa)
         seeds = [ROUND * (1 + r + self.rounds * self.seed) for r in range(self.rounds)]
         order = torch.tensor(ensemble.order, device=x.device)[:, None].expand(-1, len(copies))
-        for t, rival in enumerate([None, *problem.rivals(self.targets).T]):
+
+        def attempt(t: int, rival: Tensor) -> Attempt:
             keys = torch.cat([sample_keys(x, seed + t) for seed in seeds])
             draws = uniform(keys, len(order) + 1, stream=5).T
             keeps = draws[-1] < 0.5  # half of the sets contain the members that are fooled already
             ranks = (draws[:-1] - (found.wrong & keeps).gather(0, order).to(draws.dtype)).argsort(0)
             goal = search.needed(hopeless, order.gather(0, ranks))
             index = goal.any(0).nonzero()[:, 0]
-            if len(index):
-                delta = torch.cat([ball.random_start(x, seed + t) for seed in seeds])[index]
-                search.chase(index, goal[:, index], delta, None if rival is None else rival[copies[index]])
+            delta = torch.cat([ball.random_start(x, seed + t) for seed in seeds])[index]
+            return Attempt(index, goal[:, index], delta, rival[copies[index]])
+
+        rivals = problem.rivals(self.targets).T
+        search.chase(*attempt(0, problem.y)[:3])
+        for first in range(0, len(rivals), AT_A_TIME):
+            some = range(first, min(first + AT_A_TIME, len(rivals)))
+            search.chase_apart([attempt(1 + t, rivals[t]) for t in some])
         search.climb_until_maximal(hopeless, order, found.v < best.v[copies])
         return [found.take(own) for own in torch.arange(len(copies), device=x.device).chunk(self.rounds)]

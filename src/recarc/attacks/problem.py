@@ -153,12 +153,13 @@ class Best:
 
     def offer(self, index: Tensor, x_adv: Tensor, wrong: Tensor, v: Tensor) -> Tensor:
         """Keep those points (n, ...) of the samples `index` that lower the expected accuracy; returns for whom."""
-        known = self.ever_wrong[:, index]
+        known, better = self.ever_wrong[:, index], v < self.v[index]
+        if not bool(better.any() | (wrong & ~known).any()):  # one question for the GPU, and most often the answer
+            return index[:0]
         if self.witnesses is not None:
             member, row = (wrong & ~known).nonzero(as_tuple=True)
             self.witnesses[member, index[row]] = x_adv[row]
         self.ever_wrong[:, index] = known | wrong
-        better = v < self.v[index]
         improved = index[better]
         self.x_adv[improved], self.v[improved], self.wrong[:, improved] = x_adv[better], v[better], wrong[:, better]
         return improved
