@@ -67,7 +67,7 @@ def _timed(setup: Setup, part: str, which: str, words: list[str], caches: Path) 
     ]
     setup.say(f"{part}: {which} process {took:.3g} s, of which attack {found['seconds']:.3g} s")
     known: dict[str, Any] = {"data": "cifar10", "split": "test", "norm": "linf", "eps": LINF, "ensemble": part}
-    note = f"`recarc {' '.join(words)}`"
+    note = f"`recarc {' '.join([words[0], Path(words[1]).name, *words[2:]])}`"  # wherever the folder was
     return measured_row(
         setup, "bench-command", part, f"{part}: {which} process", figures, images=found["samples"], note=note, **known
     )
