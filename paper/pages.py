@@ -78,25 +78,27 @@ What we aim for on an H200, as ratios to the baseline at its better batch size, 
 
 | work | aim | measured | why not |
 |---|---|---|---|
-| ARC, a stranger's ResNet-20, linf / l2 | 40 x / 20 x | 38.4 x / 17.4 x | once few samples are left, \
+| ARC, a stranger's ResNet-20, linf / l2 | 40 x / 20 x | 38.9 x / 17.8 x | once few samples are left, \
 launching kernels costs more than running them |
-| ARC, ResNet-18, linf / l2 | 20 x / 10 x | 9.2 x (two epochs of training) / 5.5 x (random weights, earlier) | \
-the passes alone take more than half of the time, near the speed of a large matrix product |
-| ARC, WRN-28-10, ResNet-50, ViT-S | 6 x each | WRN 4.6 x / 4.3 x (random weights, earlier); the others not \
-measured | with random weights half of the images stay to the end |
-| any row, like beside like | 1 x | 0.98 x: AdaptivePGD in float32, first call; 1.06 x later | |
-| a first call over later ones | 4 s | 2.1 s at most | |
-| the whole of `recarc evaluate zoo:bat-resnet20-linf`, 10,000 images, a second process | 8 s | 15.0 s; the \
-first on a machine 20.6 s | below |
-| the same with two ResNet-18s | 45 s | not measured | |
+| ARC, ResNet-18 (the pair of Table 1), linf / l2 | 20 x / 10 x | 15.6 x / 8.5 x | the passes alone, at the speed \
+of a full batch, would take half of the time; the rest are small sets at the end |
+| ARC, WRN-28-10, ResNet-50, ViT-S | 6 x each | WRN 4.6 x / 4.4 x, ResNet-50 4.7 x / 4.5 x, ViT-S 8.0 x / 6.6 x | \
+random weights, with which half of the images stay to the end |
+| any row, like beside like | 1 x | 0.99 x: AdaptivePGD in float32, first call; 1.06 x later | no tensor cores, and \
+all samples stay to the end |
+| a first call over later ones | 4 s | 2.3 s at most, but 8.6 s in pure float32 on ResNet-18 | the first process on \
+a machine tries four ways out and keeps the fastest |
+| the whole of `recarc evaluate zoo:bat-resnet20-linf`, 10,000 images, a second process | 8 s | 12.6 s; the \
+first on a machine 18.8 s | below |
+| the same with two ResNet-18s | 45 s | 33.1 s; the first on a machine 34.6 s | |
 | two CPU cores, ARC linf / l2 | 10 x / 6 x | 21.7 x / 6.9 x; a stranger's ResNet-20 22.7 x / 6.4 x (64 images) | |
-| peak memory over one forward and backward pass | 1.5 x | float16 0.6 x, on ResNet-18 1.1 x; TF32 1.2 x, on \
-ResNet-18 2.0 x | captured tiles keep the activations of the whole batch |
+| peak memory over one forward and backward pass | 1.5 x | float16 0.6 x, on ResNet-18 1.2 x, on ViT-S 1.6 x; TF32 \
+1.2 x, on ResNet-18 2.1 x; float32 there 2.6 x | captured tiles of several sizes each keep their own activations |
 
-Of those 15 s, `python -m paper bench-command` puts 8.4 s down to the attack; a good 2 s go to importing and to starting
-CUDA, another 2 to preparing and measuring the members. The attack's longest part is Climb and its rounds on the handful
-of samples still above their floor: hundreds of steps one after the other, in which a GPU is all but idle. (On the first
-5,000 images no sample gets that far.)
+Of those 12.6 s, `python -m paper bench-command` puts 6.0 s down to the attack (8.4 s before the rounds of Climb tried
+four classes at a time); a good 2 s go to importing and to starting CUDA, the rest to reading, preparing and measuring
+the members. Half of the attack are full batches of AdaptivePGD, ARC and AutoPGD; the other half goes to Climb on the
+few samples still above their floor, to the challenge and to judging in float32, and leaves a GPU all but idle.
 
 Benchmarks time the attack alone; accuracies come from `recarc.evaluate`, which judges in float32. Where no evaluation
 of the same attack on the same images exists, the cell is empty. Every row names the commit that measured it, and the

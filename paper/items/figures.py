@@ -229,8 +229,8 @@ def figure10() -> tuple[Row, ...]:
     drawing="images",
     note=(
         "The paper shows such images for its BAT pair on ImageNet. None of our ensembles has one: APGD fools one "
-        "member or another on nearly every image. What DVERGE has are images on which APGD fools one member and ARC "
-        "all three; some of them are shown."
+        "member or another on nearly every image. What there is instead, and is shown: images on which APGD fools "
+        "members that are drawn less than half of the time (one of DVERGE's three, or BAT's second one) and ARC all."
     ),
 )
 def figure11() -> tuple[Row, ...]:

@@ -200,7 +200,11 @@ def table5() -> tuple[Row, ...]:
     return tuple(_search(bat("cifar100", n), n, list(SEARCH)) for n in NORMS)
 
 
-@item("table5-cifar10", "ARC with a search over G planes, CIFAR-10 (the shape of Table 5)")
+@item(
+    "table5-cifar10",
+    "ARC with a search over G planes, CIFAR-10 (the shape of Table 5)",
+    note="The minutes were taken beside other jobs on the same GPU and say little; `bench-attacks` has ARC alone.",
+)
 def table5_cifar10() -> tuple[Row, ...]:
     return tuple(_search(bat("cifar10", n), n, list(range(1, 10))) for n in NORMS)
 
@@ -226,6 +230,8 @@ def imagenet_sample() -> tuple[Row, ...]:
 @item(
     "tight",
     "Does the tight attack meet its floor, and what does it cost? ResNet-20 members on CIFAR-10, ARC with G = 4",
+    note="The seconds were taken beside seven other jobs on the same GPU. Alone, `Tight` takes 6 s on such a pair "
+    "(`bench-command`).",
 )
 def tight() -> tuple[Row, ...]:
     pairs = tuple(_tight(bat("cifar10", n), n, alpha) for n in ("linf", "l2") for alpha in ((0.9, 0.1), (0.5, 0.5)))

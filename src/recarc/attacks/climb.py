@@ -24,7 +24,8 @@ from recarc.losses import margin, margin_over
 from recarc.randomness import sample_keys, uniform
 
 MOMENTUM = 0.75
-AT_A_TIME = 4  # common classes that a round tries in one batch
+AT_A_TIME = 4  # common classes that a round tries in one batch, where images are small enough to leave a GPU idle
+SMALL = 2**14  # numbers in an image
 ROUND = 10_000  # between the seeds of two rounds: more than there are classes to try
 
 
@@ -264,10 +265,10 @@ class Climb(Attack):
             delta = torch.cat([ball.random_start(x, seed + t) for seed in seeds])[index]
             return Attempt(index, goal[:, index], delta, rival[copies[index]])
 
-        rivals = problem.rivals(self.targets).T
+        rivals, width = problem.rivals(self.targets).T, AT_A_TIME if x[0].numel() <= SMALL else 1
         search.chase(*attempt(0, problem.y)[:3])
-        for first in range(0, len(rivals), AT_A_TIME):
-            some = range(first, min(first + AT_A_TIME, len(rivals)))
+        for first in range(0, len(rivals), width):
+            some = range(first, min(first + width, len(rivals)))
             search.chase_apart([attempt(1 + t, rivals[t]) for t in some])
         search.climb_until_maximal(hopeless, order, found.v < best.v[copies])
         return [found.take(own) for own in torch.arange(len(copies), device=x.device).chunk(self.rounds)]
