@@ -20,6 +20,7 @@ from paper.results import Figure, ItemResult, RowResult
 from paper.tables import Grid, grids
 from recarc.board import Board
 from recarc.errors import InputError
+from recarc.provenance import short
 
 END = "<!-- end -->"
 GPUS = 8
@@ -217,7 +218,7 @@ def _provenance(row: RowResult) -> str:
     alpha += ", which are scored as well" if row.alpha_saw_test else ""
     search = f", searched in {row.precision}" if row.precision not in ("", "float32") else ""
     took = f"{row.seconds:.0f} s on {row.hardware}" if row.seconds or row.recipe else f"on {row.hardware}"
-    commit = " and ".join(known[:10] for known in (row.commit or "no commit known").split(" and "))
+    commit = " and ".join(short(known) for known in (row.commit or "no commit").split(" and "))
     text = "; ".join(
         part for part in (problem, alpha, f"{took}{search}, {row.date}, {commit}", f"`{row.command}`") if part
     )
@@ -281,7 +282,7 @@ def gallery_table(measured: Measured) -> str:
         cells.append([kind, *figures, " / ".join(dict.fromkeys(note[0] for note in notes)), ", ".join(always)])
     last = rows[-1]
     problem = f"{last.images} test images of digits, {last.norm} eps {last.eps}"
-    note = f"{problem}; {last.hardware}, {last.date}, {(last.commit or '')[:10]}, `{last.command}`."
+    note = f"{problem}; {last.hardware}, {last.date}, {short(last.commit or '')}, `{last.command}`."
     return f"{Grid('', ['member', *columns, 'verdict', 'signals with every seed'], cells).markdown()}\n\n{note}"
 
 

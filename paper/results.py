@@ -17,6 +17,7 @@ import torch
 
 from recarc.atomic import Lock, write_bytes
 from recarc.errors import InputError
+from recarc.provenance import short
 
 if TYPE_CHECKING:
     from paper.recipe import Difference
@@ -149,7 +150,7 @@ def add_columns(folder: Path, item: str, new: RowResult, differences: Sequence[D
         kept = [fresh.pop((f.column, f.x), f) for f in old.figures]
         half_new = {d.column: d for d in differences if {d.plus, d.minus} & set(columns) and d.column not in columns}
         kept = [unpaired(f, half_new[f.column], kept) if f.column in half_new else f for f in kept]
-        commit = f" at {new.commit[:10]}" if new.commit else ""
+        commit = f" at {short(new.commit)}" if new.commit else ""
         took = f"{new.date}, {new.seconds:.0f} s on {new.hardware}"
         note = f"{', '.join(columns)}: measured later by `{new.command}`{commit}, {took}"
         merged = replace(

@@ -23,9 +23,18 @@ def test_outside_a_checkout_the_environment_says_it(monkeypatch: pytest.MonkeyPa
 
 
 def test_in_a_checkout_git_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recarc.provenance._git", lambda *arguments, folder: "f00" if "HEAD" in arguments else "it.py")
+    answers = {"ls-files": "provenance.py", "rev-parse": "f00", "diff": ""}
+    monkeypatch.setattr("recarc.provenance._git", lambda name, *_, folder: answers[name])
     monkeypatch.setenv("RECARC_COMMIT", "abc")
     assert provenance.commit() == "f00"
+    answers["diff"] = "src/recarc/geometry.py"
+    assert provenance.commit() == "f00+", "the code is no longer that of the commit"
+
+
+def test_a_short_commit_keeps_its_mark() -> None:
+    assert provenance.short("0123456789abcdef") == "0123456789"
+    assert provenance.short("0123456789abcdef+") == "0123456789+"
+    assert provenance.short("abc+") == "abc+"
 
 
 def test_git_runs_no_code_of_the_repository(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from recarc.errors import RecarcWarning
 from recarc.evaluation.certification import Certification, certify
 from recarc.exact.certificate import Certificate
 from recarc.exact.joint import Certified
-from recarc.provenance import commit
+from recarc.provenance import commit, short
 
 CHUNK = 20  # images that a process solves exactly at a time
 HELD_OUT = 145  # of the digits for training no member is trained on these: with the 355 for testing they are 500
@@ -290,7 +290,7 @@ def _grid(rows: list[RowResult]) -> Grid:
 
 
 def _provenance(row: RowResult) -> str:
-    return f"trained {row.recipe}; {row.hardware}, {row.date[:10]}, {(row.commit or '')[:10]}"
+    return f"trained {row.recipe}; {row.hardware}, {row.date[:10]}, {short(row.commit or '')}"
 
 
 def _said(rows: list[RowResult], text: Callable[[RowResult], str]) -> str:

@@ -51,14 +51,20 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this code; outside a checkout, the value of RECARC_COMMIT."""
+    """The commit of this code, with a + if its Python files were changed since; else the value of RECARC_COMMIT."""
     file = Path(__file__).resolve()
     try:
         tracked = _git("ls-files", file.name, folder=file.parent)
         known = tracked and _git("rev-parse", "HEAD", folder=file.parent)
+        known += "+" if known and _git("diff", "--name-only", "HEAD", "--", ":/*.py", folder=file.parent) else ""
     except (OSError, subprocess.SubprocessError):
         known = ""
     return known or os.environ.get("RECARC_COMMIT") or None
+
+
+def short(commit: str) -> str:
+    """The first ten digits of a commit, and its +."""
+    return commit[:10].rstrip("+") + "+" * commit.endswith("+")
 
 
 def _git(*arguments: str, folder: Path) -> str:

@@ -54,7 +54,7 @@ class Effort:
 def _sparse(steps: int, targeted: AutoPGD) -> tuple[AutoPGD, ...]:
     """For p = 1: two losses in turn, each from several starts; every run finds pairs that the others missed."""
     ce, margin = AutoPGD(steps=steps), AutoPGD(steps=steps, loss="margin")
-    again = (replace(loss, seed=r) for r in (1, 2) for loss in (ce, margin))
+    again = (replace(loss, seed=r) for r in (1, 2, 3) for loss in (ce, margin))
     return ce, margin, targeted, *again
 
 

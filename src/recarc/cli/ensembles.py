@@ -10,6 +10,7 @@ import typer
 from recarc.cli.options import JsonOption, numbers
 from recarc.cli.output import print_json, print_line
 from recarc.models.importers import FORMATS, NORMALISATIONS
+from recarc.provenance import short
 
 zoo = typer.Typer(name="zoo", help="Trained ensembles that come with the package.", no_args_is_help=True)
 
@@ -92,7 +93,7 @@ def list_ensembles(json_: JsonOption = False) -> None:
     console = Console()
     table = Table("name", "description", "recipe", "trained at commit")
     for entry in [*shipped, *own]:
-        commit = str(entry.provenance.get("commit") or "not recorded")[:12]
+        commit = short(str(entry.provenance.get("commit") or "")) or "not recorded"
         table.add_row(f"zoo:{entry.name}", entry.title, entry.recipe or "added", commit)
     console.print(table if shipped or own else "This build comes without ensembles.")
     not_shipped = Table("not shipped", "trained by (in a checkout of the repository)")

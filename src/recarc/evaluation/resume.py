@@ -20,6 +20,7 @@ from recarc.evaluation.checks import warn
 from recarc.evaluation.fingerprint import EDITED, Json, differences, knob_of, undescribed
 from recarc.evaluation.run_folder import RUN, RunFolder, SavedLogits
 from recarc.evaluation.tiling import dtype_of
+from recarc.provenance import short
 from recarc.runtime import local_rank
 
 SAVED_SAMPLES = 4
@@ -152,4 +153,4 @@ def _compare_versions(folder: RunFolder, environment: Json) -> None:
 
 def _version(environment: Json) -> str:
     commit = environment["commit"]
-    return f"{environment['recarc']}{f' (commit {commit[:9]})' if commit else ''}"
+    return f"{environment['recarc']}{f' (commit {short(commit)})' if commit else ''}"
