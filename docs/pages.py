@@ -15,6 +15,7 @@ import typer
 from recarc import zoo
 from recarc.cli.app import app
 from recarc.evaluation.fingerprint import eps_text
+from recarc.provenance import short
 
 HERE = Path(__file__).parent
 HEAD = """# Commands
@@ -86,7 +87,7 @@ def _weight(entry: zoo.Entry) -> str:
     made = entry.provenance
     how = f"`{made['method']}` on {made['data']}, {made['arch']}, {made['norm']} eps {eps_text(made['eps'])}"
     hashes = "<br>".join(f"`{sha[:16]}`" for name, sha in entry.files.items() if name.endswith(".safetensors"))
-    commit = f"`{made['commit'][:9]}`" if made["commit"] else "not recorded"
+    commit = f"`{short(made['commit'])}`" if made["commit"] else "not recorded"
     cells = (entry.name, how, made["seed"], f"{made['epochs']:g}", f"{made['device']}, {made['seconds']:.0f} s")
     return f"| {' | '.join(map(str, (*cells, made['torch'], commit, hashes)))} |\n"
 

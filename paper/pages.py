@@ -81,11 +81,11 @@ What we aim for on an H200, as ratios to the baseline at its better batch size, 
 |---|---|---|---|
 | ARC, a stranger's ResNet-20, linf / l2 | 40 x / 20 x | 38.9 x / 17.8 x | once few samples are left, \
 launching kernels costs more than running them |
-| ARC, ResNet-18 (the pair of Table 1), linf / l2 | 20 x / 10 x | 15.6 x / 8.5 x | the passes alone, at the speed \
-of a full batch, would take half of the time; the rest are small sets at the end |
+| ARC, ResNet-18 (the pair of Table 1, rounded to float16), linf / l2 | 20 x / 10 x | 15.6 x / 8.5 x | \
+the passes alone, at the speed of a full batch, would take half of the time; the rest are small sets at the end |
 | ARC, WRN-28-10, ResNet-50, ViT-S | 6 x each | WRN 4.6 x / 4.4 x, ResNet-50 4.7 x / 4.5 x, ViT-S 8.0 x / 6.6 x | \
 random weights, with which half of the images stay to the end |
-| any row, like beside like | 1 x | 0.99 x: AdaptivePGD in float32, first call; 1.06 x later | no tensor cores, and \
+| any row, like beside like | 1 x | 0.99 x: AdaptivePGD in float32, first call; 1.05 x later | no tensor cores, and \
 all samples stay to the end |
 | a first call over later ones | 4 s | 2.3 s at most, but 8.6 s in pure float32 on ResNet-18 | the first process on \
 a machine tries four ways out and keeps the fastest |
@@ -93,13 +93,14 @@ a machine tries four ways out and keeps the fastest |
 first on a machine 18.8 s | below |
 | the same with two ResNet-18s | 45 s | 33.1 s; the first on a machine 34.6 s | |
 | two CPU cores, ARC linf / l2 | 10 x / 6 x | 21.7 x / 6.9 x; a stranger's ResNet-20 22.7 x / 6.4 x (64 images) | |
-| peak memory over one forward and backward pass | 1.5 x | float16 0.6 x, on ResNet-18 1.2 x, on ViT-S 1.6 x; TF32 \
-1.2 x, on ResNet-18 2.1 x; float32 there 2.6 x | captured tiles of several sizes each keep their own activations |
+| peak memory over one forward and backward pass | 1.5 x | float16 0.6 to 0.8 x, on larger networks up \
+to 1.2 x, on ViT-S 1.6 x; TF32 1.2 x, on ResNet-18 2.1 x; float32 there 2.6 x | \
+captured tiles of several sizes each keep their own activations |
 
 Of those 12.6 s, `python -m paper bench-command` puts 6.0 s down to the attack (8.4 s before the rounds of Climb tried
-four classes at a time); a good 2 s go to importing and to starting CUDA, the rest to reading, preparing and measuring
-the members. Half of the attack are full batches of AdaptivePGD, ARC and AutoPGD; the other half goes to Climb on the
-few samples still above their floor, to the challenge and to judging in float32, and leaves a GPU all but idle.
+four classes at a time and waited less); a good 2 s go to importing and to starting CUDA, the rest to reading, preparing
+and measuring the members. The attack begins with full batches of AdaptivePGD, ARC and AutoPGD; Climb on the few samples
+still above their floor, the challenge and the judging in float32 leave a GPU all but idle.
 
 Benchmarks time the attack alone; accuracies come from `recarc.evaluate`, which judges in float32. Where no evaluation
 of the same attack on the same images exists, the cell is empty. Every row names the commit that measured it, and the
@@ -218,7 +219,7 @@ def _provenance(row: RowResult) -> str:
     alpha += ", which are scored as well" if row.alpha_saw_test else ""
     search = f", searched in {row.precision}" if row.precision not in ("", "float32") else ""
     took = f"{row.seconds:.0f} s on {row.hardware}" if row.seconds or row.recipe else f"on {row.hardware}"
-    commit = " and ".join(short(known) for known in (row.commit or "no commit").split(" and "))
+    commit = short(row.commit or "no commit")
     text = "; ".join(
         part for part in (problem, alpha, f"{took}{search}, {row.date}, {commit}", f"`{row.command}`") if part
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from recarc import provenance
 from recarc.atomic import Lock, write_bytes
 from recarc.errors import InputError
 from recarc.provenance import short
@@ -196,6 +197,11 @@ def check_replaceable(folder: Path, item: str, images: dict[str, int], tight: bo
             )
         if old.row in images and not tight and any(f.column == "tight" for f in old.figures):
             raise InputError(f"{existing} with tight; this run leaves it out: choose another --results")
+
+
+def commit() -> str | None:
+    """Of recarc and of this folder."""
+    return provenance.commit(Path(__file__).parent)
 
 
 def now() -> str:

@@ -18,7 +18,6 @@ from paper.results import Figure, RowResult, hardware_of
 from paper.setup import Setup
 from recarc import Attack, Ball, RandomizedEnsemble, evaluate
 from recarc.evaluation.tiling import Passes, TiledMember
-from recarc.provenance import commit
 from recarc.runtime import kernel_settings
 
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -52,7 +51,7 @@ def measured_row(setup: Setup, item: str, part: str, name: str, figures: list[Fi
         name,
         tuple(figures),
         command=" ".join([*words, "--device", setup.device.type]),
-        commit=commit(),
+        commit=results.commit(),
         hardware=hardware_of(setup.device),
         date=results.now(),
         **known,

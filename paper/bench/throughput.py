@@ -16,7 +16,7 @@ from paper.setup import Setup
 from recarc.ensemble import Member
 from recarc.fast import accelerate
 from recarc.models.registry import build
-from recarc.provenance import commit, environment
+from recarc.provenance import environment
 
 NETS = {  # row: architecture, image size, classes, options, batch
     "resnet20-32": ("resnet20", 32, 10, {}, 512),
@@ -50,7 +50,7 @@ def measure(row: str, device: torch.device, tiny: bool = False) -> RowResult:
         data="random pixels",
         ensemble=f"one {arch} at {size} x {size}",
         command=f"python -m paper throughput --device {device.type}",
-        commit=commit(),
+        commit=results.commit(),
         hardware=environment(device)["hardware"],
         date=results.now(),
     )

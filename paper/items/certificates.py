@@ -27,7 +27,7 @@ from recarc.errors import RecarcWarning
 from recarc.evaluation.certification import Certification, certify
 from recarc.exact.certificate import Certificate
 from recarc.exact.joint import Certified
-from recarc.provenance import commit, short
+from recarc.provenance import short
 
 CHUNK = 20  # images that a process solves exactly at a time
 HELD_OUT = 145  # of the digits for training no member is trained on these: with the 355 for testing they are 500
@@ -117,7 +117,7 @@ CASES = _cases()
 @measured_item(
     "certificates",
     "Floors that no attack passes, the exact optimum of small networks, and what tight leaves",
-    cost="digits: two hours of one CPU core; the others: some ten minutes of a GPU",
+    cost="digits: two hours of one CPU core; the others: some 25 minutes of a GPU",
     parts=tuple(CASES),
     page="certificates",
 )
@@ -239,7 +239,7 @@ def _row(
         attacks={"tight": repr(attack)},
         seconds=round(seconds, 1),
         command=command,
-        commit=commit(),
+        commit=results.commit(),
         hardware=hardware_of(setup.device),
         date=results.now(),
         note="; ".join(notes),
@@ -258,7 +258,7 @@ def _exact_notes(tight: np.ndarray, low: np.ndarray, high: np.ndarray, proved: n
     return [
         f"optimum known on {(low == high).sum()} of {len(low)} images",
         f"tight is {above[0].mean():.3f} to {above[1].mean():.3f} points above it on average, on "
-        f"{(above[0] > 0).sum()} images at all",
+        f"{(above[0] > 0).sum()} images in all",
         f"the best member alone keeps at least {100 * proved.mean(1).max():.2f}",
         f"what can be fooled alone but not together is worth {100 * (low - proved.mean(0)).mean():.2f} points",
     ]

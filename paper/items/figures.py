@@ -15,7 +15,6 @@ from paper.results import Figure, RowResult
 from paper.settings import ADP, DVERGE, EFFICIENTNETS, EPS, IAT, TRS, all_attacks, bat, budget, tight_and_floor
 from paper.setup import Setup
 from recarc.attacks import Attack
-from recarc.provenance import commit
 from recarc.report.plane import THREE, TWO, Plane, solved, write_plane
 
 ALPHAS = tuple(i / 10 for i in range(11))
@@ -142,7 +141,7 @@ def _plane_row(name: str, plane: Plane) -> RowResult:
         alpha=tuple(plane.alpha),
         ensemble=f"{len(plane.weights)} linear classifiers",
         command="python -m paper figure2",
-        commit=commit(),
+        commit=results.commit(),
         hardware="any",
         date=results.now(),
     )
@@ -229,7 +228,7 @@ def figure10() -> tuple[Row, ...]:
     drawing="images",
     note=(
         "The paper shows such images for its BAT pair on ImageNet. None of our ensembles has one: APGD fools one "
-        "member or another on nearly every image. What there is instead, and is shown: images on which APGD fools "
+        "member or another on nearly every image. Shown instead are images on which APGD fools "
         "members that are drawn less than half of the time (one of DVERGE's three, or BAT's second one) and ARC all."
     ),
 )

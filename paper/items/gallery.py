@@ -17,7 +17,6 @@ from paper.setup import Setup
 from recarc import AutoPGD, Ball, Square, Tight, Verdict, evaluate
 from recarc.ensemble import as_ensemble
 from recarc.errors import RecarcWarning
-from recarc.provenance import commit
 
 SEEDS = (0, 1, 2)
 BALL = Ball("linf", 0.1)
@@ -66,7 +65,7 @@ def _row(kind: str, seed: int, member: nn.Module, count: int) -> RowResult:
         attacks={"tight": "Tight(preset='standard')"},
         seconds=round(run.seconds, 1),
         command="python -m paper gallery",
-        commit=commit(),
+        commit=results.commit(),
         hardware=hardware_of(torch.device("cpu")),
         date=results.now(),
         note=", ".join(["conclusive" if verdict.conclusive else "not conclusive", *(signals or ["no signal"])]),

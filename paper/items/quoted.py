@@ -17,7 +17,6 @@ from paper.recipe import measured_item
 from paper.results import Figure, RowResult, hardware_of
 from paper.setup import Setup
 from recarc.data import load
-from recarc.provenance import commit
 
 SHIPPED, SEEDS = None, (0, 1, 2, 3)
 
@@ -55,7 +54,7 @@ def _row(seed: int | None, summary: dict[str, Any]) -> RowResult:
         ensemble="zoo:bat-cnn-digits" if seed is None else "two small networks that the demo trains",
         seconds=round(summary["seconds"], 1),
         command=" ".join(_command(seed)),
-        commit=commit(),
+        commit=results.commit(),
         hardware=hardware_of(torch.device("cpu")),
         date=results.now(),
     )

@@ -230,7 +230,7 @@ def imagenet_sample() -> tuple[Row, ...]:
 @item(
     "tight",
     "Does the tight attack meet its floor, and what does it cost? ResNet-20 members on CIFAR-10, ARC with G = 4",
-    note="The seconds were taken beside seven other jobs on the same GPU. Alone, `Tight` takes 6 s on such a pair "
+    note="The seconds were taken beside seven other jobs on the same GPU. Alone, `Tight` takes 6 s on the pair in linf "
     "(`bench-command`).",
 )
 def tight() -> tuple[Row, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -50,24 +51,52 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def commit() -> str | None:
-    """The commit of this code, with a + if its Python files were changed since; else the value of RECARC_COMMIT."""
-    file = Path(__file__).resolve()
-    try:
-        tracked = _git("ls-files", file.name, folder=file.parent)
-        known = tracked and _git("rev-parse", "HEAD", folder=file.parent)
-        known += "+" if known and _git("diff", "--name-only", "HEAD", "--", ":/*.py", folder=file.parent) else ""
-    except (OSError, subprocess.SubprocessError):
-        known = ""
-    return known or os.environ.get("RECARC_COMMIT") or None
+def commit(*more: Path) -> str | None:
+    """The commit of this code, and a + if its Python files, or those of the folders `more`, are no longer those of it.
+
+    Outside a checkout the value of RECARC_COMMIT.
+    """
+    folder = Path(__file__).resolve().parent
+    known = _git("ls-files", Path(__file__).name, folder=folder) and _git("rev-parse", "HEAD", folder=folder)
+    if known:
+        return known + "+" * any(_changed(each) for each in (folder, *more))
+    return os.environ.get("RECARC_COMMIT") or None
 
 
 def short(commit: str) -> str:
-    """The first ten digits of a commit, and its +."""
-    return commit[:10].rstrip("+") + "+" * commit.endswith("+")
+    """The first ten digits of a commit with its +; of several, "a and b", each."""
+    return " and ".join(one[:10].rstrip("+") + "+" * one.endswith("+") for one in commit.split(" and "))
+
+
+def _changed(folder: Path) -> bool:
+    """Whether the Python files of a folder differ from those of the last commit, new and missing ones included.
+
+    Git is asked for names and hashes only: where it reads the files itself, it runs filters that a repository names.
+    """
+    listed = _git("ls-tree", "-r", "-z", "HEAD", "--", ".", folder=folder).split("\0")
+    committed = {name: entry.split()[2] for entry, name in (line.split("\t", 1) for line in listed if line)}
+    committed = {name: known for name, known in committed.items() if name.endswith(".py")}
+    present = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*.py")}
+    if committed.keys() != present.keys():
+        return True
+    try:
+        return not all(_is_blob(file.read_bytes(), committed[name]) for name, file in present.items())
+    except OSError:
+        return True
+
+
+def _is_blob(content: bytes, known: str) -> bool:
+    """Whether Git has this content under this hash, also where a checkout has made its line ends those of Windows."""
+    kind = "sha1" if len(known) == 40 else "sha256"
+    texts = (content, content.replace(b"\r\n", b"\n"))
+    return any(hashlib.new(kind, b"blob %d\0" % len(text) + text).hexdigest() == known for text in texts)
 
 
 def _git(*arguments: str, folder: Path) -> str:
-    harmless = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]  # a repository may name programs
-    result = subprocess.run(["git", *harmless, *arguments], cwd=folder, capture_output=True, text=True, timeout=10)
-    return result.stdout.strip() if result.returncode == 0 else ""
+    """What Git answers, nothing if it fails. A repository may name programs to run and servers to ask: none are."""
+    harmless = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never"]
+    try:
+        result = subprocess.run(["git", *harmless, *arguments], cwd=folder, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return result.stdout.strip("\n\0") if result.returncode == 0 else ""

@@ -25,7 +25,7 @@ from recarc.randomness import sample_keys, uniform
 
 MOMENTUM = 0.75
 AT_A_TIME = 4  # common classes that a round tries in one batch, where images are small enough to leave a GPU idle
-SMALL = 2**14  # numbers in an image
+SMALL = 2**12  # numbers in an image
 ROUND = 10_000  # between the seeds of two rounds: more than there are classes to try
 
 
@@ -265,7 +265,7 @@ class Climb(Attack):
             delta = torch.cat([ball.random_start(x, seed + t) for seed in seeds])[index]
             return Attempt(index, goal[:, index], delta, rival[copies[index]])
 
-        rivals, width = problem.rivals(self.targets).T, AT_A_TIME if x[0].numel() <= SMALL else 1
+        rivals, width = problem.rivals(self.targets).T, AT_A_TIME if x.shape[1:].numel() <= SMALL else 1
         search.chase(*attempt(0, problem.y)[:3])
         for first in range(0, len(rivals), width):
             some = range(first, min(first + width, len(rivals)))
