@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,10 @@ def test_a_row_that_lacks_columns_does_not_count_as_measured(
 def test_the_plan_fills_blocks_and_starts_each_with_one_script(capsys: pytest.CaptureFixture[str]) -> None:
     planned = [queue.Job(str(k), f"run {k}", seconds, "open") for k, seconds in enumerate((600, 2000, 900, 700, 200))]
     assert [[job.job for job in block] for block in queue.blocks(planned)] == [["0", "2"], ["1"], ["3", "4"]]
+    rows = [queue.Job(str(k), f"echo row {k}", 2000, "open", beside=True) for k in range(3)]
+    assert len(queue.blocks(rows)) == 1, "rows without training share a GPU well"
+    made = subprocess.run(["bash"], input=queue.script([planned[0], *rows]), capture_output=True, text=True)
+    assert sorted(made.stdout.split("\n")[:3]) == ["row 0", "row 1", "row 2"] and "run" in made.stderr
     assert main(["--queue", "--block", "1"]) == 0
     assert "python -m paper table1 --only" in capsys.readouterr().out
 
