@@ -97,10 +97,10 @@ first on a machine 18.8 s | below |
 to 1.2 x, on ViT-S 1.6 x; TF32 1.2 x, on ResNet-18 2.1 x; float32 there 2.6 x | \
 captured tiles of several sizes each keep their own activations |
 
-Of those 12.6 s, `python -m paper bench-command` puts 6.0 s down to the attack (8.4 s before the rounds of Climb tried
-four classes at a time and waited less); a good 2 s go to importing and to starting CUDA, the rest to reading, preparing
-and measuring the members. The attack begins with full batches of AdaptivePGD, ARC and AutoPGD; Climb on the few samples
-still above their floor, the challenge and the judging in float32 leave a GPU all but idle.
+Of those 12.6 s, `python -m paper bench-command` puts 6.0 s down to the attack; a good 2 s go to importing and to
+starting CUDA, the rest to reading, preparing and measuring the members. The attack begins with full batches of
+AdaptivePGD, ARC and AutoPGD; Climb on the few samples still above their floor, the challenge and the judging in float32
+leave a GPU all but idle.
 
 Benchmarks time the attack alone; accuracies come from `recarc.evaluate`, which judges in float32. Where no evaluation
 of the same attack on the same images exists, the cell is empty. Every row names the commit that measured it, and the

@@ -106,7 +106,9 @@ def after_the_climb(eps: float = 0.12) -> tuple[Problem, Best, torch.Tensor]:
     return problem.take(index), best.take(index), torch.zeros_like(best.wrong[:, index])
 
 
-def test_rounds_find_more_and_leave_where_they_started_alone() -> None:
+@pytest.mark.parametrize("small", [2**12, 0], ids=["four classes at a time", "large images"])
+def test_rounds_find_more_and_leave_where_they_started_alone(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recarc.attacks.climb.SMALL", small)
     with torch.no_grad():
         problem, best, nobody = after_the_climb()
         before = best.v.clone()

@@ -104,7 +104,7 @@ class Search:
     ) -> tuple[Tensor, Tensor]:
         """The gradient of the objective at u, scaled to dual norm 1, and the (M, n) members that are wrong at u.
 
-        The others than `aimed_at` (M) are only asked for their answers.
+        Members that are not `aimed_at` (M) are only asked for their answers.
         """
         norm, total = part.ball.norm, torch.zeros_like(u, dtype=working_dtype(u))
         wrong = torch.zeros_like(goal)
