@@ -68,7 +68,7 @@ def test_dverge_old_and_new_keys(format: str, key: str, tmp_path: Path) -> None:
     file = saved(tmp_path / "epoch_200.pth", dict(reversed(list(members.items()))))
     imported = import_checkpoint(format, file, tmp_path / "rec")
     assert imported.alpha == (1 / 3,) * 3
-    assert imported.members[0].options == {"shortcut": "conv"}
+    assert imported.members[0].options == {"shortcut": "conv", "width": 16}
     assert imported.members[0].mean == (0.4914, 0.4822, 0.4465)  # shortest decimals, not 0.49140000343322754
     ensemble = load_ensemble(tmp_path / "rec")
     for i, member in enumerate(ensemble.members):
@@ -211,7 +211,7 @@ def test_mismatching_shapes_are_listed(tmp_path: Path) -> None:
     state["extra"] = torch.zeros(1)
     file, out = saved(tmp_path / "w.pt", state), tmp_path / "rec"
     message = (
-        r"w.pt does not fit resnet20 \(shortcut=identity\): missing 'net.fc.bias'; unexpected 'net.extra'; "
+        r"w.pt does not fit resnet20 \(shortcut=identity, width=16\): missing 'net.fc.bias'; unexpected 'net.extra'; "
         r"'net.conv1.weight' has shape \(16, 3, 5, 5\), expected \(16, 3, 3, 3\)$"
     )
     refused(message, out, "trs", file, normalisation="none")

@@ -320,6 +320,24 @@ def test_jat_goes_against_the_members_that_still_stand(context: StepContext, bat
     assert torch.equal(both, one)
 
 
+def test_cover_weighs_what_the_others_do_not_hold(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    noise = torch.rand((BATCH, 10), generator=torch.Generator().manual_seed(2))
+    context = replace(context, recipe=replace(context.recipe, diversity=0.4), start_noise=noise)
+    x_adv = method_named("cover").perturb(context, x, y)
+    values = []
+    for i, member in enumerate(context.trained):
+        own = method_named("at").perturb(replace(context, victims=[context.victims[i]]), x, y)
+        assert torch.allclose(x_adv[i], own, atol=1e-6)
+        values.append([ce(member(x_adv[i, b : b + 1])[0], int(y[b])) for b in range(BATCH)])
+    expected = 0.0
+    for i in range(3):
+        fallen = [1 - sum(math.exp(-values[j][b]) for j in range(3) if j != i) / 2 for b in range(BATCH)]
+        weights = [0.6 + 0.4 * f * BATCH / sum(fallen) for f in fallen]
+        expected += sum(w * v for w, v in zip(weights, values[i])) / BATCH
+    assert total("cover", context, x, x_adv, y) == pytest.approx(expected, rel=1e-5)
+
+
 def test_members_of_a_tournament_lean_opposite_ways(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     table = tournament(CLASSES, x.device)

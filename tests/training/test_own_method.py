@@ -54,7 +54,7 @@ def test_a_method_of_your_own_in_python_and_on_the_command_line(tmp_path: Path, 
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", ["jat", "tournament"])
+@pytest.mark.parametrize("name", ["cover", "jat", "tournament"])
 def test_our_own_defences_keep_what_methods_promise(name: str) -> None:
     check_method(method_named(name))
 

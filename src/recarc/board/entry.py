@@ -232,7 +232,10 @@ def training_command(made_by: Mapping[str, Any]) -> str | None:
     if made_by.get("command") != "train" or not isinstance(recipe, dict):
         return None
     words = ["recarc train", made_by["method"], "--members", made_by["members"], "--data", made_by["data"]]
-    words += ["--arch", made_by["arch"], "--recipe", recipe["name"], "--epochs", f"{recipe['epochs']:g}"]
+    words += ["--arch", made_by["arch"]]
+    for name, value in dict(made_by.get("arch_options") or {}).items():
+        words += ["--arch-option", f"{name}={value}"]
+    words += ["--recipe", recipe["name"], "--epochs", f"{recipe['epochs']:g}"]
     if made_by.get("norm"):
         words += ["--norm", made_by["norm"], "--eps", eps_text(made_by["eps"])]
     if recipe.get("diversity", 1.0) != 1.0:
