@@ -227,6 +227,22 @@ def test_methods_are_compared_with_independent_members_over_their_seeds(tmp_path
     assert Board.read(board.write(tmp_path / "b.json")) == board
 
 
+def test_ensembles_are_held_against_one_network_of_their_cost() -> None:
+    right = np.zeros((2, 200), dtype=bool)
+    some, many = right.copy(), right.copy()
+    some[:, :50], many[:, :100] = True, True
+    single = replace(a_row("AT", some[:1], 0), members=1, alpha=[1.0], flops=10.0)
+    wide = replace(a_row("AT, wide", many[:1], 0), members=1, alpha=[1.0], flops=20.0)
+    weak, strong = a_row("weak", right, 0, 0.05), a_row("strong", many, 0, 0.01)
+    board = Board(rows=(single, wide, *(replace(row, flops=10.0) for row in (weak, strong))))
+    mixed = board.rows[-1]
+    assert (board.single(mixed), board.single(mixed, 2), board.single(single)) == (single, wide, None)
+    words = "1 keeps more than the best single network here that costs as much per query; the largest gain over the"
+    assert f"{words} best member among them is +1.00 points" in board.answer and "of strong" in board.answer
+    none = replace(board, rows=board.rows[:-1]).answer
+    assert "0 keep more than the best single network" in none and "of all is +5.00 points" in none
+
+
 def test_which_members_are_right_survives_packing() -> None:
     right = np.random.default_rng(0).random((3, 21)) < 0.5
     assert np.array_equal(unpacked(packed(right), 3, 21), right)

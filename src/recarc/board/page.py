@@ -18,15 +18,8 @@ def write_board(board: Board, path: str | Path) -> Path:
     ends = [abs(100 * row.gain[end]) for row in board.rows for end in ("low", "high")]
     span = float(max(1, math.ceil(max(ends, default=1))))
     template = environment().get_template("board.html")
-    page = template.render(board=board, title=TITLE, span=span, gain_svg=gain_svg, alpha_svg=alpha_svg, single=single)
+    page = template.render(board=board, title=TITLE, span=span, gain_svg=gain_svg, alpha_svg=alpha_svg)
     return write_files({Path(path): page.encode()})[0]
-
-
-def single(board: Board, row: Row) -> Row | None:
-    """The best one network on the same images whose query costs no more than that of an ensemble, within 5 %."""
-    alike = [r for r in board.rows if r.members == 1 and (r.norm, r.samples) == (row.norm, row.samples)]
-    affordable = [r for r in alike if r.flops and row.flops and r.flops <= 1.05 * row.flops]
-    return max(affordable, key=lambda r: float(r.tight["value"]), default=None) if row.members > 1 else None
 
 
 def gain_svg(row: Row, span: float) -> Markup:

@@ -163,16 +163,37 @@ class Board:
             f"best member does alone, {_keep(len(hurting))} less, and {unclear} cannot be told apart from it (paired "
             "intervals, corrected for the number of comparisons)."
         )
-        best = max((self.seeds_of(row) for row in mixed), key=lambda rows: _mean(row.gain["value"] for row in rows))
+        paying = [row for row in mixed if self._keeps_more(row)]
+        best = max((self.seeds_of(row) for row in paying or mixed), key=_mean_gain)
         value, low, high = (100 * _mean(row.gain[end] for row in best) for end in ("value", "low", "high"))
         gains = [100 * row.gain["value"] for row in best]
-        second = f"The largest gain is {value:+.2f} points [{low:+.2f}, {high:+.2f}], of {best[0].kind}, "
+        second = "The largest gain "
+        if any(self.single(row) for row in mixed):
+            second = (
+                f"Of these, {_keep(len(paying))} more than the best single network here that costs as much per query; "
+                f"the largest gain over the best member {'among them' if paying else 'of all'} "
+            )
+        second += f"is {value:+.2f} points [{low:+.2f}, {high:+.2f}], of {best[0].kind}, "
         second += f"on {best[0].samples:,} images, "
         second += f"mean of {len(best)} seeds ({min(gains):+.2f} to {max(gains):+.2f})" if best[1:] else "one seed"
         if any(row.verdict != "conclusive" for row in best):
             floor = 100 * _mean(row.gain_at_floor for row in best)
             second += f"; its verdict is open, and at its floor the gain would be {floor:+.2f}"
         return f"{first} {second}."
+
+    def single(self, row: Row, members: int = 1) -> Row | None:
+        """The best one network on the same images whose query costs no more than so many members, within 5 %.
+
+        An ensemble that draws a member costs one of them, a vote or an average all.
+        """
+        alike = [r for r in self.rows if r.members == 1 and (r.norm, r.samples) == (row.norm, row.samples)]
+        affordable = [r for r in alike if r.flops and row.flops and r.flops <= 1.05 * members * row.flops]
+        return max(affordable, key=lambda r: float(r.tight["value"]), default=None) if row.members > 1 else None
+
+    def _keeps_more(self, row: Row) -> bool:
+        """Than the best single network that costs as much per query."""
+        single = self.single(row)
+        return single is not None and row.tight["value"] > single.tight["value"]
 
     def seeds_of(self, row: Row) -> list[Row]:
         """The rows that differ from this one in the seed alone."""
@@ -196,9 +217,26 @@ class Board:
 
     @property
     def remarks(self) -> list[str]:
-        """What each other kind of ensemble keeps more than independently trained members, in a sentence each."""
+        """Drawn or averaged; then what each other kind keeps more than independently trained members, one by one."""
         kinds = {row.kind: row for row in self.rows if row.members > 1}
-        return [over.sentence for row in kinds.values() if (over := self.over(row)) is not None]
+        return [*self._averaged(), *(over.sentence for row in kinds.values() if (over := self.over(row)) is not None)]
+
+    def _averaged(self) -> list[str]:
+        """What averaging the members' probabilities keeps more than drawing one of them."""
+        rows = [row for row in self.rows if row.members > 1 and row.average is not None]
+        if not rows:
+            return []
+        more = [100 * ((row.average or 0.0) - row.tight["value"]) for row in rows]
+        words = (
+            f"Averaging the members' probabilities, which costs all of them per query, keeps more than drawing one in "
+            f"{sum(value > 0 for value in more)} of {len(rows)} rows: by {np.median(more):+.2f} points in the median, "
+            f"{min(more):+.2f} to {max(more):+.2f}"
+        )
+        pairs = [(row, large) for row in rows if (large := self.single(row, row.members)) and large != self.single(row)]
+        if pairs:
+            behind = sum((row.average or 0.0) < large.tight["value"] for row, large in pairs)
+            words += f"; one larger network of that cost keeps more than the average in {behind} of {len(pairs)}"
+        return [f"{words}."]
 
 
 @dataclass(frozen=True)
@@ -265,6 +303,10 @@ def _number(value: Any, name: str) -> float:
 
 def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
+
+
+def _mean_gain(rows: Iterable[Row]) -> float:
+    return _mean(row.gain["value"] for row in rows)
 
 
 def _counted(seeds: int) -> str:
