@@ -125,12 +125,12 @@ def _line(figures: list[Figure], columns: list[str], printed: set[str]) -> list[
 
 
 def _cell(figure: Figure) -> str:
-    """A figure with half its interval (the interval itself if it is lopsided); a time with its fastest and slowest."""
+    """A figure with half its interval (the interval itself if it is lopsided); a time or ratio with its two ends."""
     form = FORMATS.get(figure.unit, ".2f")
     if figure.interval is None:
         return format(figure.measured, form)
     low, high = figure.interval
-    if figure.unit in ("s", "ms"):
+    if figure.unit in ("s", "ms", "x"):
         return f"{figure.measured:{form}} ({low:{form}}-{high:{form}})"
     if abs(figure.measured - (low + high) / 2) > SKEWED * (high - low):
         return f"{figure.measured:.2f} [{low:.2f}, {high:.2f}]"

@@ -38,8 +38,8 @@ def _wait(device: torch.device) -> None:
 
 
 def timing(column: str, times: list[float], unit: str = "s") -> Figure:
-    """The median, with the fastest and the slowest."""
-    return Figure(column, statistics.median(times), (min(times), max(times)), unit=unit)
+    """The median, with the fastest and the slowest if there are several."""
+    return Figure(column, statistics.median(times), (min(times), max(times)) if times[1:] else None, unit=unit)
 
 
 def measured_row(setup: Setup, item: str, part: str, name: str, figures: list[Figure], **known: Any) -> RowResult:
