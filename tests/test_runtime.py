@@ -27,6 +27,7 @@ from recarc.runtime import (
     in_precision,
     joined_ranks,
     kernel_settings,
+    out_of_memory,
     use_device,
     without_prefix,
     world_size,
@@ -120,6 +121,27 @@ def test_kernel_settings_are_restored_even_after_an_error(tf32: bool) -> None:
     with pytest.raises(RuntimeError, match="out of memory"), kernel_settings(CUDA, tf32=not tf32, benchmark=True):
         raise RuntimeError("out of memory")
     assert switches() == before
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.cuda.OutOfMemoryError("no room"),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported elsewhere"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=lambda error: str(error)[:20],
+)
+def test_memory_that_runs_out_is_told_from_other_errors(error: RuntimeError) -> None:
+    assert out_of_memory(error)
+    assert not out_of_memory(RuntimeError("operation not permitted when stream is capturing"))
+    with pytest.raises(RuntimeError, match="previous error") as caught:  # as when a capture cannot even be ended
+        try:
+            raise error
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+    assert out_of_memory(caught.value)
 
 
 def test_kernel_settings_leave_alone_what_they_are_not_asked_for() -> None:

@@ -35,6 +35,7 @@ TIMEOUT = timedelta(days=30)  # ranks finish hours apart; `Heartbeat` notices on
 SILENT = 300.0  # seconds without a sign of life after which a rank is given up; RECARC_RANK_TIMEOUT sets another limit
 GONE = "gone"
 ARRIVED = 600.0  # seconds within which all ranks must meet
+FULL = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # what CUDA and Triton, CPUs, and cuBLAS say
 
 
 def device_named(name: str | torch.device | None = "auto") -> torch.device:
@@ -124,6 +125,14 @@ def kernel_settings(
     finally:
         cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before[:3]
         torch.set_float32_matmul_precision(before[3])
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory ran out, also if a later error, such as that of ending a capture, hides it."""
+    if error is None:
+        return False
+    full = isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in FULL)
+    return full or out_of_memory(error.__context__)
 
 
 class Heartbeat:

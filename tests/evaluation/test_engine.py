@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +18,7 @@ from runs import BALL, QUICK, problem, records_of
 from safetensors.torch import load_file
 from torch import Tensor
 
+from captures import Scarce, capture
 from recarc import (
     ARC,
     PGD,
@@ -205,7 +209,14 @@ def test_members_of_another_precision() -> None:
     assert result.robust_accuracy < result.clean_accuracy
 
 
-def test_a_batch_that_does_not_fit_is_halved(tmp_path: Path) -> None:
+def clock(sleep: Callable[[float], None]) -> SimpleNamespace:
+    """For the engine alone, in place of `time`."""
+    return SimpleNamespace(sleep=sleep, perf_counter=time.perf_counter, monotonic=time.monotonic)
+
+
+def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("recarc.evaluation.engine.time", clock(slept.append))
     ensemble, (x, y) = problem()
     sizes = []
 
@@ -219,9 +230,70 @@ def test_a_batch_that_does_not_fit_is_halved(tmp_path: Path) -> None:
     assert sizes[:4] == [4, 8, 16, 8]  # grows on a CPU until it does not fit
     whole = evaluate(ensemble, QUICK, (x, y), BALL, tile=4)
     assert np.array_equal(result.adversarial_predictions, whole.adversarial_predictions)
+    assert not slept
     with pytest.raises(RunError, match=r"with 16 samples at a time.*from Python a smaller tile=") as caught:
         evaluate(ensemble, hungry, (x, y), BALL, tile=16)
     assert "--tile" not in str(caught.value) and "\n" not in str(caught.value)
+    assert slept == [60]  # another process might have freed some
+    slept.clear()
+    sizes.clear()
+
+    def tight(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        sizes.append(len(x))
+        if sizes.count(16) % 2:
+            raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported elsewhere")
+        return QUICK(ensemble, x, y, ball)
+
+    evaluate(ensemble, tight, (x, y), BALL, tile=16, batch_size=16)
+    assert sizes == [16, 16, 16, 16, 8] and slept == [60, 60]
+
+
+@pytest.mark.parametrize("room", [6, 3])
+def test_a_batch_whose_graphs_do_not_fit_is_halved(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three members, with a tile each for their clean logits: those of the larger batch are freed."""
+    sizes, alive = [], []
+
+    def attack(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        sizes.append(len(x))
+        alive.append(len(Scarce.alive))
+        return QUICK(ensemble, x, y, ball)
+
+    ensemble, data = problem()
+    plain = evaluate(ensemble, QUICK, data, BALL, precision="tf32", tile=4)
+    capture(monkeypatch, room)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="running without")
+        result = evaluate(ensemble, attack, data, BALL, precision="tf32", tile=4)
+    assert sizes == ([4, 8, 16, 8, 8, 8, 4] if room == 6 else [4, 8, *9 * [4]])
+    assert alive == ([3, 3, 6, 3, 6, 6, 6] if room == 6 else 11 * [3])
+    assert np.array_equal(result.adversarial_predictions, plain.adversarial_predictions)
+    assert np.array_equal(result.norms, plain.norms)
+    assert result.backward_passes == plain.backward_passes
+
+
+@pytest.mark.parametrize("freed", [False, True])
+def test_the_smallest_batch_waits_for_memory_and_does_without_graphs(
+    freed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        assert not Scarce.alive  # others may need the memory as well
+        monkeypatch.setattr(Scarce, "room", 100 if freed else 2)
+
+    ensemble, data = problem()
+    plain = evaluate(ensemble, QUICK, data, BALL, precision="tf32", tile=16)
+    capture(monkeypatch, room=2)
+    monkeypatch.setattr("recarc.evaluation.engine.time", clock(sleep))
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        result = evaluate(ensemble, QUICK, data, BALL, precision="tf32", tile=16)
+    told = [str(w.message) for w in shown if "CUDA graphs" in str(w.message)]
+    assert slept == [60]
+    assert told == ([] if freed else 3 * ["running without CUDA graphs: out of memory with 16 samples at a time"])
+    assert np.array_equal(result.adversarial_predictions, plain.adversarial_predictions)
+    assert np.array_equal(result.norms, plain.norms)
 
 
 def test_nothing_is_computed_twice_before_the_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import recarc
+from captures import Recorded, Scarce, capture
 from oracle import Algorithm2
 from recarc import ARC, PGD, AdaptivePGD, Ball, InputError, RandomizedEnsemble, evaluate
 from recarc.attacks import Attack, AutoPGD, Climb
 from recarc.attacks.nearest_plane import nearest_plane
 from recarc.fast import FastMember, FastSettings, accelerate
-from recarc.fast.execute import CapturedTile, Executor, padded_cotangent
+from recarc.fast.execute import CapturedTile, Executor
 from recarc.fast.tiles import busy_tile, captured_sizes, tiles_for
 from recarc.models.registry import build
 from tiny import assert_unchanged, cnn, labels_of, mlp_ensemble, photograph, points
@@ -161,25 +163,6 @@ def test_a_batch_is_cut_into_tiles_of_few_sizes() -> None:
         assert sum(size for _, size in plan) <= 64 + 4 * count / 3
 
 
-class Recorded(CapturedTile):
-    """Behaves like CUDA graphs, without a GPU: buffers of its own that the next forward pass overwrites."""
-
-    made: ClassVar[list[tuple[int, bool]]] = []
-
-    def __init__(self, executor: Executor, x: torch.Tensor, like: CapturedTile | None = None) -> None:
-        self.executor, self.x = executor, x.detach()
-        self.made.append((len(x), like is not None))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.x = torch.cat([x, self.x[len(x) :]]).detach().requires_grad_()
-        with torch.enable_grad():
-            self.logits = self.executor(self.x)
-        return self.logits.detach()[: len(x)]
-
-    def pull_back(self, cotangent: torch.Tensor) -> torch.Tensor:
-        return self.executor.pull_back(self.logits, self.x, padded_cotangent(cotangent, self.logits))
-
-
 @pytest.mark.parametrize("one_size", [False, True])
 def test_tiles_that_are_captured_give_the_same(one_size: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recarc.fast.fast_member.CapturedTile", Recorded)
@@ -194,6 +177,74 @@ def test_tiles_that_are_captured_give_the_same(one_size: bool, monkeypatch: pyte
     # three full tiles, the later ones like the first, and the rest in the smallest tile
     assert Recorded.made[:3] == [(64, False), (64, True), (64, True)]
     assert set(Recorded.made[3:]) == ({(64, True)} if one_size else {(16, False)})
+
+
+@pytest.mark.parametrize("one_size", [False, True])
+def test_without_room_for_graphs_members_run_plainly(one_size: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture(monkeypatch, room=2)
+    net, x = convolutional(0), points(200, 2, 4, 4, dtype=torch.float32)
+    fast = FastMember(net, FastSettings(tile=64, one_size=one_size))
+    with pytest.warns(UserWarning, match="without CUDA graphs: CUDA out of memory. Tried to allocate 2.00 GiB.$"):
+        logits = fast(x.clone().requires_grad_())
+    torch.testing.assert_close(logits, net(x), rtol=1e-4, atol=1e-5)
+    assert not fast.capturing and Scarce.made == [(64, False), (64, True)]
+    del logits
+    assert not Scarce.alive
+
+
+def test_a_caller_that_makes_room_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture(monkeypatch, room=2)
+    net, x = convolutional(0), points(192, 2, 4, 4, dtype=torch.float32)
+    fast = FastMember(net, FastSettings(tile=64))
+    fast.caller_makes_room = True
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        fast(x.clone().requires_grad_())
+    assert fast.capturing
+    fast.free_captured()
+    assert not Scarce.alive
+    logits = fast(x[:64].clone().requires_grad_())
+    torch.testing.assert_close(logits, net(x[:64]), rtol=1e-4, atol=1e-5)
+    assert fast.capturing and len(Scarce.alive) == 1
+
+
+class Refusing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("cannot take part in a capture")
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = ["main"]
+
+    @contextmanager
+    def stream(entered: str) -> Iterator[None]:
+        before, streams[0] = streams[0], entered
+        try:
+            yield
+        finally:
+            streams[0] = before
+
+    @contextmanager
+    def graph(*arguments: Any, **options: Any) -> Iterator[None]:
+        streams[0] = "capture"  # stays there if the capture cannot be ended
+        yield
+
+    fakes = {"current_stream": lambda: streams[0], "stream": stream, "graph": graph, "CUDAGraph": object}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(CapturedTile, "_warm_up", lambda tile, executor: tile.x)
+    with pytest.raises(RuntimeError, match="cannot take"):
+        CapturedTile(Executor(Refusing(), "float32"), torch.rand(2, 3))
+    assert streams == ["main"]
+
+
+def test_tiles_keep_their_sizes_when_they_are_no_longer_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture(monkeypatch, room=9)
+    fast = FastMember(nn.Flatten(), FastSettings(tile=64, one_size=True))
+    fast.any_size, x = True, torch.rand(100, 2, 4, 4)
+    assert [size for _, size in fast.parts(x)] == [64, 32, 16]
+    with pytest.warns(UserWarning, match="running without CUDA graphs: it is slow"):
+        fast.stop_capturing("it is slow")
+    assert [size for _, size in fast.parts(x)] == [64, 32, 16]
 
 
 @pytest.mark.parametrize("one_size", [False, True])
@@ -414,3 +465,30 @@ def test_figures_of_a_sample_do_not_depend_on_its_batch(arch: str) -> None:
         found.append((logits.detach()[:1], gradient[:1], member(x[:count])[:1]))
     for row in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(row, found[0]))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_capture_that_runs_out_of_memory_can_be_tried_again() -> None:
+    member, x = build("resnet20", classes=10).eval().cuda(), torch.rand(1024, 3, 32, 32, device="cuda")
+    fast, before = accelerate(member, "tf32", graphs=True, tile=256).members[0], torch.cuda.current_stream()
+    assert isinstance(fast, FastMember)
+    fast.caller_makes_room = True
+    gc.collect()  # what earlier tests captured
+    fast(x[:256].clone().requires_grad_())
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() * 1.5 / total)
+    try:
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            fast(x.clone().requires_grad_())
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.cuda.current_stream() == before and not torch.cuda.is_current_stream_capturing()
+    held = torch.cuda.memory_reserved()
+    fast.free_captured()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < held / 2
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="running without")
+        logits = fast(x.clone().requires_grad_())
+    assert fast.capturing
+    assert float((logits - member(x)).norm() / logits.norm()) < 0.02

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ from recarc.attacks.unmasking import Masked
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble, frozen
 from recarc.errors import InputError, RunError
 from recarc.evaluation import checks
-from recarc.evaluation.attack import run_attack
+from recarc.evaluation.attack import inner, run_attack
 from recarc.evaluation.judge import judge
 from recarc.evaluation.masking import Signal, left_rows, probe_rows
 from recarc.evaluation.prepare import Prepared, Settings, prepare
@@ -31,12 +32,14 @@ from recarc.evaluation.resume import check_rank, create_or_resume, masked_in, sa
 from recarc.evaluation.run_folder import RunFolder, interruptible, locked
 from recarc.evaluation.samples import as_samples
 from recarc.evaluation.tiling import Passes, reproducible, retiled
+from recarc.fast import FastMember
 from recarc.geometry import Ball
 from recarc.provenance import environment
-from recarc.runtime import COARSE, Ranks, device_named, joined_ranks
+from recarc.runtime import COARSE, Ranks, device_named, joined_ranks, out_of_memory
 
 KEEP_AFTER = 20.0  # seconds of work after which the samples of an unfinished shard are written
 LONG = 20.0  # seconds that a batch may take on a CPU before it is made smaller
+PATIENCE = 60.0  # seconds that other processes are given to free memory
 VISIBLE_AFTER = 60  # seconds that a network file system may take to show another node's shard
 
 
@@ -111,6 +114,7 @@ class _Process:
         # On a CPU batches grow as long as they are quick, so that a slow ensemble has something to keep every minute.
         on_cpu = prepared.device.type == "cpu"
         self.batch_size = min(prepared.batch_size, prepared.smallest_batch) if on_cpu else prepared.batch_size
+        self.waited = False  # for memory, since the last batch that fitted
         self.signals: list[Signal] | None = None  # those of the first rank, once measured
 
     @property
@@ -185,20 +189,19 @@ class _Process:
             notify(self.callbacks, "shard_done", done)
 
     def _attack_batch(self, shards: list[_Shard], progress: Progress) -> None:
-        """Attack the next samples of these shards; a batch that does not fit into memory is halved."""
+        """Attack the next samples of these shards; if they do not fit into memory, only make room for another try."""
         passes, start = self.prepared.passes, time.perf_counter()
         before = Passes(passes.forward, passes.backward)
         rows = np.concatenate([shard.missing for shard in shards])[: self.batch_size]
         if not len(rows):
             return
-        try:
-            records, inputs = self._judged(rows)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not _out_of_memory(error):
-                raise
+        judged = self._judged_in_memory(rows)
+        if judged is None:
             passes.forward, passes.backward = before.forward, before.backward
-            self._halve_batch(len(rows))
+            self._make_room(len(rows))
             return
+        records, inputs = judged
+        self.waited = False
         seconds = time.perf_counter() - start
         cost = _Cost(seconds, passes.forward - before.forward, passes.backward - before.backward)
         first = 0
@@ -219,6 +222,15 @@ class _Process:
         elif seconds > 2 * LONG:
             self.batch_size = max(min(self.prepared.smallest_batch, self.largest_batch), self.batch_size // 2)
 
+    def _judged_in_memory(self, rows: np.ndarray) -> tuple[Records, list[Tensor]] | None:
+        """None if memory ran out; by then nothing of the batch is kept alive by the error."""
+        try:
+            return self._judged(rows)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+        return None
+
     def _judged(self, rows: np.ndarray) -> tuple[Records, list[Tensor]]:
         """The records of a batch and its adversarial inputs; of a certificate, what it proves."""
         problem, attack = self.prepared.problem(rows), self.prepared.attacker.attack
@@ -228,19 +240,38 @@ class _Process:
             return certified_records(attack, problem, rows), []
         return judge(problem, run_attack(self.prepared.attacker, problem), rows)
 
-    def _halve_batch(self, failed: int) -> None:
+    def _make_room(self, failed: int) -> None:
+        """After so many samples did not fit into memory: free what members hold, and halve the batch.
+
+        The smallest batch is tried again as it is, once other processes have had time to free memory; then without CUDA
+        graphs; then the run ends.
+        """
         smallest = self.prepared.smallest_batch
-        if failed <= smallest:
+        members = [m for m in map(inner, self.prepared.attacker.ensemble.members) if isinstance(m, FastMember)]
+        captured = [m for m in members if m.capturing]
+        for member in captured:
+            member.free_captured()
+        gc.collect()
+        if self.prepared.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if failed > smallest:
+            self.batch_size = self.largest_batch = max(smallest, failed // 2)
+        elif not self.waited:
+            if self.progress:
+                print(f"out of memory with {failed} samples at a time; trying again in a minute", file=sys.stderr)
+            self.waited = True
+            time.sleep(PATIENCE)
+        elif captured:
+            for member in captured:
+                member.stop_capturing(f"out of memory with {failed} samples at a time")
+        else:
             advice = "use a device with more memory, or from Python a smaller tile=... and another run folder"
             if self.prepared.config["precision"] in COARSE and smallest > self.prepared.config["tile"]:
                 advice = "--precision float32 takes fewer at a time (use another run folder)"
             raise RunError(
                 f"out of memory with {failed} samples at a time, the fewest that this run can take; free the memory "
                 f"that other processes hold, or {advice}"
-            ) from None
-        self.batch_size = self.largest_batch = max(smallest, failed // 2)
-        if self.prepared.device.type == "cuda":
-            torch.cuda.empty_cache()
+            )
 
     def _score(self, records: Records) -> float:
         """Sum of the expected accuracies of a batch, for the progress bar."""
@@ -327,7 +358,3 @@ class _Shard:
             saved = save({"x_adv": torch.cat(self.inputs).contiguous()}) if self.inputs else None
             self.folder.commit(self.k, joined(self.parts), {**asdict(self.cost), **self.version}, saved)
             self.kept = time.perf_counter()
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -92,12 +92,16 @@ def tiled(
 ) -> RandomizedEnsemble:
     """The ensemble with tiled members, converted copies where `precision` is not their own.
 
-    Accelerated members take tiles of `wide` samples (`tile` by default).
+    Accelerated members take tiles of `wide` samples (`tile` by default), and leave it to the caller to make room when
+    memory runs out.
     """
     if precision in COARSE:
         from recarc.fast import FastMember, accelerate
 
         fast = accelerate(ensemble, precision, tile=wide or tile, one_size=True).members
+        for member in fast:
+            if isinstance(member, FastMember):
+                member.caller_makes_room = True
         return ensemble.with_members(
             [TiledMember(m, None if isinstance(m, FastMember) else tile, passes) for m in fast]
         )

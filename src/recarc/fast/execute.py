@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recarc.errors import first_line
 from recarc.fast.choice import FIXED, Way
-from recarc.runtime import in_precision
+from recarc.runtime import in_precision, out_of_memory
 
 HEADROOM = 64.0  # what a sample's cotangent is scaled to in float16, so that its small entries stay above 6e-8
 WARMUP = 2  # passes before capture: libraries choose their kernels and allocate their workspaces
@@ -40,9 +40,9 @@ class Executor:
             with compiler_settings():
                 torch._dynamo.maybe_mark_dynamic(x, 0)
                 return self.compiled(x)
-        except torch.cuda.OutOfMemoryError:
-            raise
         except Exception as error:  # the compiler raises whatever its backends raise
+            if out_of_memory(error):
+                raise
             warnings.warn(f"running uncompiled: {first_line(error)}", stacklevel=2)
             self.compiled = None
             return self.net(x)
@@ -125,15 +125,18 @@ class CapturedTile:
         self.x = executor.laid_out(x).detach().clone(memory_format=torch.preserve_format).requires_grad_()
         with torch.enable_grad():
             expected = self._warm_up(executor) if like is None else None
-            self.forward_graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.forward_graph):
-                self.logits = executor(self.x)
-        self.cotangent = torch.ones_like(self.logits)
-        self.backward_graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.backward_graph, pool=self.forward_graph.pool()):
-            self.gradient = executor.pull_back(self.logits, self.x, self.cotangent)
+        with torch.cuda.stream(torch.cuda.current_stream()):  # a failed capture may leave its own stream in place
+            self._capture(executor)
         if expected is not None:
             self._check(expected)
+
+    def _capture(self, executor: Executor) -> None:
+        self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.enable_grad(), torch.cuda.graph(self.forward_graph):
+            self.logits = executor(self.x)
+        self.cotangent = torch.ones_like(self.logits)
+        with torch.cuda.graph(self.backward_graph, pool=self.forward_graph.pool()):
+            self.gradient = executor.pull_back(self.logits, self.x, self.cotangent)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of x, at most as many images as the tile holds; the rest of the tile stays as it was."""

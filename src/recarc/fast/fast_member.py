@@ -19,7 +19,7 @@ from recarc.fast.convert import folded_copy, in_search_precision, is_fully_fused
 from recarc.fast.execute import CapturedTile, Executor, PlainTile
 from recarc.fast.tape import Differentiable, Tape
 from recarc.fast.tiles import SMALLEST_TILE, busy_tile, captured_sizes, tiles_for
-from recarc.runtime import COARSE, TILE, check_precision
+from recarc.runtime import COARSE, TILE, check_precision, out_of_memory
 
 STEADY = 4  # answers of a member that must agree
 FEW = 4  # a quarter of the images that keep a GPU busy take as long as a single one
@@ -95,6 +95,7 @@ class FastMember(nn.Module):
         self.busy = 0  # images that keep a GPU busy; measured with the tile
         self._tile: int | None = None
         self._captured: dict[tuple[Any, ...], CapturedTile] = {}
+        self.caller_makes_room = False  # when memory runs out, as `evaluate` does; else graphs are given up here
         self._run_with(in_search_precision(self.folded, settings.precision), settings.precision)
         # Pure float32 has no tensor cores, so it is worth a moment to find the fastest kernels.
         free = self.may_capture and not (settings.one_size or settings.compile)
@@ -173,9 +174,9 @@ class FastMember(nn.Module):
         """What is wrong with the logits of the search; empty if they agree."""
         try:
             logits = self._search(images)
-        except torch.cuda.OutOfMemoryError:
-            raise
         except RuntimeError as error:  # such as a sum whose smaller part is the convolution
+            if out_of_memory(error):
+                raise
             return first_line(error)
         difference = float((logits - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
         return "" if difference <= AGREEMENT else f"logits differ by {difference:.2g} of their size"
@@ -230,9 +231,11 @@ class FastMember(nn.Module):
             self._choose(x)
         if self.unchecked:
             self._check(x)
+        if self.settings.one_size and self._sizes is not None:  # also if tiles are no longer captured
+            return self._sizes
         tile = self.tile_for(x)
         if not self.capturing or (self.settings.one_size and not self.any_size):
-            if self.settings.one_size and self.may_capture and self._sizes is None:
+            if self.settings.one_size and self.may_capture:
                 self._tile = tile = self._steady_tile(x, tile)
                 self._sizes = (tile,)
             return (tile,)
@@ -309,7 +312,8 @@ class FastMember(nn.Module):
     def _capture(self, key: tuple[Any, ...], executor: Executor, part: Tensor) -> CapturedTile | None:
         """The captured tile of this key (kind, place among those of its size, size, shape), made on first use.
 
-        None if tiles are not captured.
+        None if tiles are not captured. That memory ran out says nothing about the member: a caller that makes room is
+        told and may try again.
         """
         if not self.capturing:
             return None
@@ -318,11 +322,21 @@ class FastMember(nn.Module):
                 first = self._captured.get((key[0], 0, *key[2:]))
                 self._captured[key] = CapturedTile(executor, self._padded(part, key[2]), like=first)
             except Exception as error:  # capture fails in as many ways as there are kernels, and needs memory
-                warnings.warn(f"running without CUDA graphs: {first_line(error)}", stacklevel=2)
-                self.capturing = False
-                self._captured.clear()
+                if self.caller_makes_room and out_of_memory(error):
+                    raise
+                self.stop_capturing(first_line(error))
                 return None
         return self._captured[key]
+
+    def free_captured(self) -> None:
+        """Give up the memory of captured tiles; they are captured again when they are next used."""
+        self._captured.clear()
+
+    def stop_capturing(self, why: str) -> None:
+        """From now on run plainly: slower, in less memory, with the same figures."""
+        warnings.warn(f"running without CUDA graphs: {why}", stacklevel=3)
+        self.capturing = False
+        self.free_captured()
 
 
 def _repeated(x: Tensor, count: int) -> Tensor:
