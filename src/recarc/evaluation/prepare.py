@@ -31,7 +31,7 @@ FIRST = 16  # samples on which members are tried
 PEERS = ("autoattack", "foolbox", "torchattacks")  # packages with a `stage` in recarc.adapters
 OWN = "as the members"
 SHORT = 2e9  # floating-point operations after which a CPU should have a tile done: an attack calls members 1,000 times
-TILES, ROOM = 16, 32 * 2**30  # of a batch that spans shards: tiles, and bytes of a GPU's memory for each shard
+TILES, ROOM = 16, 32 * 2**30  # of a batch that spans shards: tiles, and bytes of free memory on a GPU for each shard
 LARGE = 10_000  # numbers in an image; a few dozen images larger than this fill a GPU, and its memory
 
 
@@ -277,8 +277,8 @@ def default_batch(device: torch.device, shard: int, tile: int) -> int:
     """A shard; several on a GPU with room for them, if the members are so small that they take large tiles."""
     if device.type != "cuda":
         return shard
-    room = torch.cuda.get_device_properties(device).total_memory // ROOM
-    return max(shard, min(TILES * tile, room * shard))
+    free, _ = torch.cuda.mem_get_info(device)  # others may run on this GPU
+    return max(shard, min(TILES * tile, free // ROOM * shard))
 
 
 def default_shard(device: torch.device, x: Tensor) -> int:
