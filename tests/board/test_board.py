@@ -223,7 +223,7 @@ def test_methods_are_compared_with_independent_members_over_their_seeds(tmp_path
     assert over.tight[0] == pytest.approx(0.1875) and over.tight[1] < 0.1875 < over.tight[2]
     assert len(board.remarks) == 1 and "X, linf, M = 2, alpha uniform (2 seeds): +18.75 points" in board.remarks[0]
     assert "of X, linf, M = 2, alpha uniform, on 200 images, mean of 2 seeds (+1.00 to +3.00)" in board.answer
-    assert "+2.00 points [+1.90, +2.10]" in board.answer
+    assert "+2.00 points [+1.90, +2.10]" in board.answer and "Of 2 randomized ensembles (3 with" in board.answer
     assert Board.read(board.write(tmp_path / "b.json")) == board
 
 
@@ -238,9 +238,9 @@ def test_ensembles_are_held_against_one_network_of_their_cost() -> None:
     mixed = board.rows[-1]
     assert (board.single(mixed), board.single(mixed, 2), board.single(single)) == (single, wide, None)
     words = "1 keeps more than the best single network here that costs as much per query; the largest gain over the"
-    assert f"{words} best member among them is +1.00 points" in board.answer and "of strong" in board.answer
+    assert f"{words} best member among these is +1.00 points" in board.answer and "of strong" in board.answer
     none = replace(board, rows=board.rows[:-1]).answer
-    assert "0 keep more than the best single network" in none and "of all is +5.00 points" in none
+    assert "0 keep more than the best single network" in none and "best member is +5.00 points" in none
 
 
 def test_which_members_are_right_survives_packing() -> None:

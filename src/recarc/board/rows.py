@@ -86,14 +86,6 @@ class Row:
             return None
         return np.array(self.alpha) @ unpacked(self.kept, len(self.alpha), self.samples)
 
-    @property
-    def p_value(self) -> float:
-        """p-value of the gain being 0, from its paired interval."""
-        half = (self.gain["high"] - self.gain["low"]) / 2
-        if half <= 0:
-            return 1.0
-        return 2 * NormalDist().cdf(-abs(self.gain["value"]) * 1.96 / half)
-
 
 @dataclass(frozen=True)
 class Board:
@@ -138,47 +130,47 @@ class Board:
         order = sorted(rows.values(), key=lambda row: (row.norm != "linf", row.norm, row.method, row.members, row.name))
         return replace(self, rows=tuple(order))
 
-    def helping(self) -> list[Row]:
-        """Rows that keep more than their best member, corrected for the number of rows (Holm)."""
-        return [row for row, clear in zip(self.rows, self._clear()) if clear and row.gain["value"] > 0]
+    @property
+    def kinds(self) -> list[Kind]:
+        """The randomized ensembles, those that differ in the seed alone together."""
+        found: dict[tuple[str, int], list[Row]] = {}
+        for row in self.rows:
+            if row.members > 1:
+                found.setdefault((row.kind, row.samples), []).append(row)
+        return [Kind(tuple(rows)) for rows in found.values()]
 
-    def hurting(self) -> list[Row]:
-        return [row for row, clear in zip(self.rows, self._clear()) if clear and row.gain["value"] < 0]
+    def helping(self) -> list[Kind]:
+        """Those that keep more than their best member, corrected for their number (Holm)."""
+        return [kind for kind in self._clear() if kind.gain[0] > 0]
 
-    def _clear(self) -> list[bool]:
-        mixtures = [row.members > 1 for row in self.rows]
-        rejected = iter(holm([row.p_value for row, mixed in zip(self.rows, mixtures) if mixed]))
-        return [next(rejected) if mixed else False for mixed in mixtures]
+    def hurting(self) -> list[Kind]:
+        return [kind for kind in self._clear() if kind.gain[0] < 0]
+
+    def _clear(self) -> list[Kind]:
+        return [kind for kind, clear in zip(self.kinds, holm([kind.p_value for kind in self.kinds])) if clear]
 
     @property
     def answer(self) -> str:
         """Does any randomized ensemble help? In two sentences."""
-        mixed = [row for row in self.rows if row.members > 1]
-        if not mixed:
+        kinds, helping, hurting = self.kinds, self.helping(), self.hurting()
+        if not kinds:
             return "No randomized ensemble is on this board yet."
-        helping, hurting = self.helping(), self.hurting()
-        unclear = len(mixed) - len(helping) - len(hurting)
+        trained = sum(len(kind.rows) for kind in kinds)
         first = (
-            f"Of {len(mixed)} randomized ensembles, {_keep(len(helping))} more under the strongest attack than their "
-            f"best member does alone, {_keep(len(hurting))} less, and {unclear} cannot be told apart from it (paired "
-            "intervals, corrected for the number of comparisons)."
+            f"Of {len(kinds)} randomized ensembles{_with_seeds(trained, len(kinds))}, {_keep(len(helping))} more under "
+            f"the strongest attack than their best member does alone, {_keep(len(hurting))} less, and "
+            f"{len(kinds) - len(helping) - len(hurting)} cannot be told apart from it (paired intervals, corrected for "
+            "the number of comparisons)."
         )
-        paying = [row for row in mixed if self._keeps_more(row)]
-        best = max((self.seeds_of(row) for row in paying or mixed), key=_mean_gain)
-        value, low, high = (100 * _mean(row.gain[end] for row in best) for end in ("value", "low", "high"))
-        gains = [100 * row.gain["value"] for row in best]
+        paying = [kind for kind in kinds if self._keeps_more(kind)]
+        best = max(paying or kinds, key=lambda kind: kind.gain[0])
         second = "The largest gain "
-        if any(self.single(row) for row in mixed):
+        if any(self.single(kind.rows[0]) for kind in kinds):
             second = (
-                f"Of these, {_keep(len(paying))} more than the best single network here that costs as much per query; "
-                f"the largest gain over the best member {'among them' if paying else 'of all'} "
+                f"Of all, {_keep(len(paying))} more than the best single network here that costs as much per query; "
+                f"the largest gain over the best member{' among these' if paying else ''} "
             )
-        second += f"is {value:+.2f} points [{low:+.2f}, {high:+.2f}], of {best[0].kind}, "
-        second += f"on {best[0].samples:,} images, "
-        second += f"mean of {len(best)} seeds ({min(gains):+.2f} to {max(gains):+.2f})" if best[1:] else "one seed"
-        if any(row.verdict != "conclusive" for row in best):
-            floor = 100 * _mean(row.gain_at_floor for row in best)
-            second += f"; its verdict is open, and at its floor the gain would be {floor:+.2f}"
+        second += best.sentence
         return f"{first} {second}."
 
     def single(self, row: Row, members: int = 1) -> Row | None:
@@ -190,10 +182,10 @@ class Board:
         affordable = [r for r in alike if r.flops and row.flops and r.flops <= 1.05 * members * row.flops]
         return max(affordable, key=lambda r: float(r.tight["value"]), default=None) if row.members > 1 else None
 
-    def _keeps_more(self, row: Row) -> bool:
+    def _keeps_more(self, kind: Kind) -> bool:
         """Than the best single network that costs as much per query."""
-        single = self.single(row)
-        return single is not None and row.tight["value"] > single.tight["value"]
+        single = self.single(kind.rows[0])
+        return single is not None and _mean(row.tight["value"] for row in kind.rows) > single.tight["value"]
 
     def seeds_of(self, row: Row) -> list[Row]:
         """The rows that differ from this one in the seed alone."""
@@ -237,6 +229,37 @@ class Board:
             behind = sum((row.average or 0.0) < large.tight["value"] for row, large in pairs)
             words += f"; one larger network of that cost keeps more than the average in {behind} of {len(pairs)}"
         return [f"{words}."]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Rows that differ in the seed alone."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def gain(self) -> tuple[float, float, float]:
+        """Value, low, high: means over the seeds, as if they erred alike, which is on the safe side."""
+        value, low, high = (_mean(row.gain[end] for row in self.rows) for end in ("value", "low", "high"))
+        return value, low, high
+
+    @property
+    def p_value(self) -> float:
+        """Of the gain being 0, from its interval."""
+        value, low, high = self.gain
+        return 2 * NormalDist().cdf(-abs(value) * 1.96 / ((high - low) / 2)) if high > low else 1.0
+
+    @property
+    def sentence(self) -> str:
+        value, low, high = (100 * end for end in self.gain)
+        gains = [100 * row.gain["value"] for row in self.rows]
+        seeds = f"mean of {len(gains)} seeds ({min(gains):+.2f} to {max(gains):+.2f})" if gains[1:] else "one seed"
+        text = f"is {value:+.2f} points [{low:+.2f}, {high:+.2f}], of {self.rows[0].kind}, "
+        text += f"on {self.rows[0].samples:,} images, {seeds}"
+        if any(row.verdict != "conclusive" for row in self.rows):
+            floor = 100 * _mean(row.gain_at_floor for row in self.rows)
+            text += f"; its verdict is open, and at its floor the gain would be {floor:+.2f}"
+        return text
 
 
 @dataclass(frozen=True)
@@ -305,12 +328,12 @@ def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
 
 
-def _mean_gain(rows: Iterable[Row]) -> float:
-    return _mean(row.gain["value"] for row in rows)
-
-
 def _counted(seeds: int) -> str:
     return "one seed" if seeds == 1 else f"{seeds} seeds"
+
+
+def _with_seeds(trained: int, kinds: int) -> str:
+    return f" ({trained} with their seeds)" if trained > kinds else ""
 
 
 def _keep(count: int) -> str:
