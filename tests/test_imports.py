@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -102,6 +103,21 @@ def test_import_is_quick_and_light() -> None:
     )
     assert float(lines[0]) < 2.0
     assert lines[1] == "[]"
+
+
+def test_evaluate_imports_neither_scipy_nor_pandas(tmp_path: Path) -> None:
+    """Each would cost up to half a second in every command. A file stands for pandas, which may not be installed."""
+    (tmp_path / "pandas.py").write_text("__version__ = '3.0'")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = ["-m", "recarc", "evaluate", "zoo:bat-cnn-digits", "--data", "digits", "--norm", "l2", "--eps", "0.5"]
+    command += ["--limit", "4", "--quiet", "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-X", "importtime", *command]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    lines = [line for line in ran.stderr.splitlines() if line.startswith("import time:")]
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+    assert imported & {"scipy", "pandas"} == set()
+    assert {"torch", "pyarrow", "recarc"} <= imported and ran.returncode == 0, ran.stderr[-1000:]
 
 
 def test_every_public_name_exists() -> None:

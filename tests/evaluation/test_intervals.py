@@ -6,8 +6,19 @@ import math
 
 import numpy as np
 import pytest
+from scipy.special import betaincc, gammaincinv
 
-from recarc.evaluation.intervals import LEVEL, _as_coin_flips, _kl_inf, _Plausible, holm, mean_interval, wilson
+from recarc.evaluation.intervals import (
+    LEVEL,
+    _as_coin_flips,
+    _kl_inf,
+    _Plausible,
+    binomial_cdf,
+    holm,
+    mean_interval,
+    poisson_limit,
+    wilson,
+)
 
 
 def test_wilson_against_published_values() -> None:
@@ -95,3 +106,27 @@ def test_holm_makes_a_false_rejection_in_one_list_of_twenty_at_most() -> None:
     lists = generator.random((2000, 10))  # all hypotheses are true
     share = np.mean([any(holm(p_values)) for p_values in lists])
     assert 0.03 < share < 0.065 and np.mean([(p_values <= 0.05).any() for p_values in lists]) > 0.3
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 100, 5_000, 400_000])
+@pytest.mark.parametrize("share", [1e-5, 0.001, 0.02, 0.3, 0.5, 0.9, 0.999, 1 - 1e-9])
+def test_binomial_cdf_is_scipys(count: int, share: float) -> None:
+    """Up to 30 standard deviations from the mean, and at both ends. (scipy's `bdtr` is good for eight digits only.)"""
+    spread = math.sqrt(count * share * (1 - share))
+    near = {int(count * share + z * spread) for z in (-30, -10, -3, -1, 0, 1, 3, 10)}
+    for most in {0, 1, 5, count // 2, count - 1} | near:
+        if 0 <= most < count:
+            expected = float(betaincc(most + 1, count - most, share))
+            assert binomial_cdf(most, count, share) == pytest.approx(expected, rel=1e-10, abs=1e-290)
+    assert binomial_cdf(count, count, share) == 1 and binomial_cdf(-1, count, share) == 0
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+def test_poisson_limit_is_scipys(level: float) -> None:
+    for count in (0, 1, 2, 3, 5, 10, 33, 100, 1_000, 20_000):
+        assert poisson_limit(count, level) == pytest.approx(float(gammaincinv(count + 1, level)), rel=1e-12)
+
+
+@pytest.mark.parametrize(("count", "limit"), [(0, 2.996), (1, 4.744), (5, 10.513)])
+def test_poisson_limit_in_tables(count: int, limit: float) -> None:
+    assert poisson_limit(count) == pytest.approx(limit, abs=1e-3)

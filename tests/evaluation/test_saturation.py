@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recarc.evaluation.saturation import Saturation, most_expected
+from recarc.evaluation.saturation import Saturation
 
 SAMPLES = 400
 
@@ -80,8 +80,3 @@ def test_nothing_found_in_any_round() -> None:
 def test_no_rounds_needed_where_all_are_at_the_floor() -> None:
     start = np.full(10, 0.5)
     assert Saturation.from_scores(start, np.stack([start, start]), start).limit == 0
-
-
-@pytest.mark.parametrize(("count", "limit"), [(0, 2.996), (1, 4.744), (5, 10.513)])
-def test_most_expected_is_poissons_limit(count: int, limit: float) -> None:
-    assert most_expected(count) == pytest.approx(limit, abs=1e-3)

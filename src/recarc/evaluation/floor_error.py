@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from recarc.attacks.challenge import CHALLENGED, FELL, SPARED
+from recarc.evaluation.intervals import binomial_cdf
 
 LEVEL = 0.95
 
@@ -68,11 +69,9 @@ def most_fallible(fell: int, share: float) -> float:
         return math.inf
     if share >= 1:
         return float(fell)
-    from scipy.special import bdtr
 
     def caught_as_few(n: int) -> float:
-        """P(Binomial(n, share) <= fell)."""
-        return 1.0 if n <= fell else float(bdtr(fell, n, share))
+        return binomial_cdf(fell, n, share)
 
     low, high = fell, fell + 1
     while caught_as_few(high) >= 1 - LEVEL:

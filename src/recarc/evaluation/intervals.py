@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
@@ -11,6 +12,7 @@ import numpy as np
 LEVEL = 0.95
 HALVINGS = 30  # of a bisection in [0, 1]: finer than any digit that is printed
 EDGE = 1e-9
+NEGLIGIBLE = 1e-17  # a term of a sum
 
 
 def wilson(mean: float, count: float, level: float = LEVEL) -> tuple[float, float]:
@@ -68,6 +70,53 @@ def holm(p_values: Sequence[float], level: float = LEVEL) -> list[bool]:
             break
         rejected[k] = True
     return rejected
+
+
+def binomial_cdf(most: int, count: int, share: float) -> float:
+    """P(X <= most) for the number X of successes in `count` trials, each with probability 0 < share < 1."""
+    odds = share / (1 - share)
+    return _share_up_to(most, min(int((count + 1) * share), count), lambda k: (count + 1 - k) / k * odds)
+
+
+def poisson_limit(count: int, level: float = LEVEL) -> float:
+    """Upper confidence limit of the expected number of rare independent events of which `count` happened.
+
+    The mean with P(Poisson <= count) = 1 - level: 3.0 at 95 % where none happened. For events that are not so rare it
+    is on the safe side.
+    """
+
+    def plausible(mean: float) -> bool:
+        return _share_up_to(count, int(mean), lambda k: mean / k) >= 1 - level
+
+    low, high = float(count), count + 1.0
+    while plausible(high):
+        low, high = high, 2 * high
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if plausible(middle) else (low, middle)
+    return low
+
+
+def _share_up_to(last: int, peak: int, ratio: Callable[[int], float]) -> float:
+    """The terms 0, ..., last of a series as a share of them all: ratio(k) is term k over term k - 1, peak the largest.
+
+    Terms are taken as multiples of the largest, which need not be known: logarithms of factorials would lose digits.
+    """
+    total, up_to_last = 1.0, float(peak <= last)
+    term = 1.0
+    for k in range(peak - 1, -1, -1):
+        term /= ratio(k + 1)
+        total += term
+        up_to_last += term if k <= last else 0.0
+        if term <= NEGLIGIBLE * up_to_last:
+            break
+    term = 1.0
+    for k in itertools.count(peak + 1):
+        term *= ratio(k)
+        total += term
+        up_to_last += term if k <= last else 0.0
+        if term <= NEGLIGIBLE * total:
+            break
+    return up_to_last / total
 
 
 def _as_coin_flips(values: np.ndarray, level: float) -> tuple[float, float]:

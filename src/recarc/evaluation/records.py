@@ -85,36 +85,36 @@ def to_parquet(records: Records) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def column(array: np.ndarray, kind: Any) -> pa.Array:
+    def column(array: np.ndarray, dtype: type) -> pa.Array:
         """From the bytes themselves: `pa.array` would import pandas, if it is installed, to ask whether this is its."""
-        values = np.ascontiguousarray(array, dtype=kind.to_pandas_dtype())
-        return pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values.data)])
+        values: np.ndarray = np.ascontiguousarray(array, dtype)
+        return pa.Array.from_buffers(pa.from_numpy_dtype(dtype), values.size, [None, pa.py_buffer(values.data)])
 
-    def rows(array: np.ndarray, kind: Any) -> pa.Array:
+    def rows(array: np.ndarray, dtype: type) -> pa.Array:
         """A list column from (..., n): all values of a sample, the first axis slowest."""
         flat = np.moveaxis(array, -1, 0).reshape(array.shape[-1], -1)
         offsets = np.arange(len(flat) + 1, dtype=np.int32) * flat.shape[1]
-        return pa.ListArray.from_arrays(column(offsets, pa.int32()), column(flat.reshape(-1), kind))
+        return pa.ListArray.from_arrays(column(offsets, np.int32), column(flat.reshape(-1), dtype))
 
     components, members, n = records.adversarial.shape
     columns = {
-        "index": column(records.index, pa.int64()),
-        "label": column(records.labels, pa.int16()),
-        "clean": rows(records.clean, pa.int16()),
-        "adversarial": rows(records.adversarial, pa.int16()),
-        "weight": rows(np.repeat(records.weights[:, None], n, axis=1), pa.float64()),
-        "norm": rows(records.norms, pa.float32()),
+        "index": column(records.index, np.int64),
+        "label": column(records.labels, np.int16),
+        "clean": rows(records.clean, np.int16),
+        "adversarial": rows(records.adversarial, np.int16),
+        "weight": rows(np.repeat(records.weights[:, None], n, axis=1), np.float64),
+        "norm": rows(records.norms, np.float32),
     }
     for name, predictions in records.stages.items():
-        columns[STAGE + name] = rows(predictions, pa.int16())
+        columns[STAGE + name] = rows(predictions, np.int16)
     if records.alone is not None:
-        columns["alone"] = rows(records.alone.astype(np.int8), pa.int8())
+        columns["alone"] = rows(records.alone.astype(np.int8), np.int8)
     if records.decided_by is not None:
-        columns["decided_by"] = column(records.decided_by, pa.int16())
+        columns["decided_by"] = column(records.decided_by, np.int16)
     if records.challenged is not None:
-        columns["challenged"] = rows(records.challenged, pa.int8())
+        columns["challenged"] = rows(records.challenged, np.int8)
     if records.excluded is not None:
-        columns["excluded"] = rows(records.excluded.astype(np.int8), pa.int8())
+        columns["excluded"] = rows(records.excluded.astype(np.int8), np.int8)
     layout = {"members": members, "components": components}
     table = pa.table(columns).replace_schema_metadata({"recarc": json.dumps(layout)})
     sink = io.BytesIO()

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from recarc.evaluation.intervals import poisson_limit
+
 if TYPE_CHECKING:
     from recarc.evaluation.result import Evaluation
 
 ROUND = "round_"  # the stages of `Tight` that are rounds, all from where the stage "climb" ended
-LEVEL = 0.95
 SATURATED = 0.0025  # a quarter of a point: half the gap at which a verdict is conclusive
 
 
@@ -54,7 +55,7 @@ class Saturation:
         only_one = int((values[0] < second).sum())
         most = float(np.max(start - floors, initial=0.0))  # by which any sample can fall
         left = float((values[0] - floors).sum()) / samples
-        limit = min(most_expected(only_one) * most / (count * samples), max(left, 0.0))
+        limit = min(poisson_limit(only_one) * most / (count * samples), max(left, 0.0))
         return cls(tuple(int(n) for n in (rounds < start).sum(1)), only_one, tuple(curve), limit)
 
     @property
@@ -84,13 +85,3 @@ class Saturation:
             "limit": self.limit,
             "saturated": self.saturated,
         }
-
-
-def most_expected(count: int) -> float:
-    """Upper 95 % confidence limit of the expected number of rare independent events of which `count` happened.
-
-    Poisson's: 3.0 where none happened. For events that are not so rare it is on the safe side.
-    """
-    from scipy.special import gammaincinv
-
-    return float(gammaincinv(count + 1, LEVEL))
