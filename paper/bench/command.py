@@ -1,8 +1,9 @@
 """The whole of `recarc evaluate`, tight standard with defaults, from the shell to the figure, in a process of its own.
 
 The first process finds empty caches: it reads the data set from its files and compiles our Triton kernels. The second
-one, and all later ones on the machine, find what the first has kept. "Attack" is what the run itself reports: the
-search and its judging; the rest is start-up, data, preparing and measuring the members.
+one, and all later ones on the machine, find what the first has kept. Except in rows of commit 4e751fc559, this includes
+the bytecode of torch and of all other sources, as pip keeps it for what it installs. "Attack" is what the run itself
+reports: the search and its judging; the rest is start-up, data, preparing and measuring the members.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ def command(setup: Setup, folder: Path, parts: list[str]) -> Iterator[RowResult]
 
 
 def _timed(setup: Setup, part: str, which: str, words: list[str], caches: Path) -> RowResult:
-    kept = {"RECARC_CACHE": str(caches / "recarc"), "TRITON_CACHE_DIR": str(caches / "triton")}
+    places = {"RECARC_CACHE": "recarc", "TRITON_CACHE_DIR": "triton", "PYTHONPYCACHEPREFIX": "bytecode"}
+    env = {**os.environ, **{name: str(caches / place) for name, place in places.items()}}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     start = time.perf_counter()
-    ran = subprocess.run(
-        [sys.executable, "-m", "recarc", *words], env={**os.environ, **kept}, capture_output=True, text=True
-    )
+    ran = subprocess.run([sys.executable, "-m", "recarc", *words], env=env, capture_output=True, text=True)
     took = time.perf_counter() - start
     if ran.returncode:
         raise InputError(f"recarc {' '.join(words)} failed: {ran.stderr.strip().splitlines()[-1:]}")
