@@ -7,7 +7,7 @@ a subgradient. So every pattern of fooled members that an attack finds is a plan
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from recarc.attacks import AdaptivePGD, Attack, Climb, Tight
 from recarc.attacks.problem import frozen_problem
-from recarc.ensemble import RandomizedEnsemble, frozen
+from recarc.ensemble import Member, RandomizedEnsemble, frozen
 from recarc.errors import InputError
 from recarc.evaluation.intervals import paired_interval, wilson
 from recarc.evaluation.result import Estimate, estimate
 from recarc.geometry import Ball
 from recarc.randomness import sample_keys, uniform
+from recarc.runtime import kernel_settings
 from recarc.simplex import MOST_POINTS as MOST_POINTS
 from recarc.simplex import ROUNDS, check_grid, projected_descent, simplex_grid
 from recarc.simplex import grid_size as grid_size
@@ -44,13 +45,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class AttackedSamples:
-    """Labelled inputs on the members' device, attacked in batches; remembers every pattern found on them."""
+    """Labelled inputs on the members' device, attacked in batches; remembers every pattern found on them.
+
+    `search`: copies of the members to search with, such as accelerated ones; the members themselves judge.
+    """
 
     x: Tensor
     y: Tensor
     ball: Ball
     batch_size: int = 512
     seen: list[Patterns] = field(default_factory=list)
+    search: Sequence[Member] | None = None
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor, Ball]]:
         for start in range(0, len(self.x), self.batch_size):
@@ -61,8 +66,8 @@ class AttackedSamples:
         """Which members the attack fools on each sample."""
         parts = []
         for x, y, ball in self.batches():
-            x_adv = attack(ensemble, x, y, ball)
-            with frozen(ensemble):
+            x_adv = attack(self._searched(ensemble), x, y, ball)
+            with frozen(ensemble), kernel_settings(x.device, tf32=False):
                 parts.append(~ensemble.correct(x_adv, y))
         self.seen.append(torch.cat(parts, 1).cpu().numpy())
         return self.seen[-1]
@@ -72,12 +77,16 @@ class AttackedSamples:
         size = len(ensemble)
         found: list[list[Tensor]] = [[] for _ in range(size + 1)]
         for x, y, ball in self.batches():
-            with frozen_problem(ensemble, x, y, ball) as problem:
+            with frozen_problem(self._searched(ensemble), x, y, ball) as problem:
                 outcome = attack.outcome(problem)
                 assert outcome.witnesses is not None
+            with frozen(ensemble), kernel_settings(x.device, tf32=False):
                 for i, x_adv in enumerate([*outcome.witnesses, outcome.mixture[0][1]]):
                     found[i].append(~ensemble.correct(x_adv, problem.y))
         self.seen.extend(torch.cat(parts, 1).cpu().numpy() for parts in found)
+
+    def _searched(self, ensemble: RandomizedEnsemble) -> RandomizedEnsemble:
+        return ensemble if self.search is None else ensemble.with_members(self.search)
 
     def scores(self, alpha: list[float]) -> np.ndarray:
         """(N,) expected accuracy at `alpha` under the worst pattern seen on each sample."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,17 @@ def test_what_any_attack_found_counts_at_every_alpha() -> None:
     samples.seen.append(np.ones_like(weak))
     assert samples.accuracy([0.3, 0.7]) == pytest.approx(0)
     assert choosing.two_members(ensemble, samples) == choosing.TwoMembers(1.0, 1.0, 0.0)
+
+
+def test_copies_search_and_the_members_judge() -> None:
+    ensemble, samples = linear_pair(0)
+    away = [lambda x, f=f: -f(x) for f in ensemble.members]  # leads the search the wrong way
+    alike, misled = (replace(samples, search=members, seen=[]) for members in (ensemble.members, away))
+    for part in (samples, alike, misled):
+        part.patterns(ensemble, AdaptivePGD())
+        part.witnessed(ensemble, Tight("quick"))
+    assert np.array_equal(samples.seen, alike.seen)
+    assert misled.accuracy([0.5, 0.5]) > samples.accuracy([0.5, 0.5])
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +15,7 @@ from recarc.cli.output import alpha_text, percent, print_json, print_line, print
 from recarc.errors import InputError, unknown
 
 if TYPE_CHECKING:
-    import torch
-
+    from recarc.ensemble import Member, RandomizedEnsemble
     from recarc.evaluation.result import Estimate
     from recarc.geometry import Ball
     from recarc.sampling import AttackedSamples, Choice, Gain, TwoMembers
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 METHODS = ("grid", "osp", "lp")
 CERTIFIED = "certified"
 CHOOSE_ON = ("half", "train")
+ON_GPU = 2048  # samples that are attacked at once
 
 
 def alpha(
@@ -89,7 +89,7 @@ def alpha(
     named = named or _affordable(len(rec), points)
     if "grid" in named:
         sampling.check_grid(len(rec), points)
-    sets = _Sets(data, data_dir, limit, rec.made_by, rec.device_of_members(), ball)
+    sets = _Sets(data, data_dir, limit, rec, ball)
     samples, scored, chosen_on, scored_on = sets.to_choose_and_score(choose_on, split)
     watch = None if quiet else _print_progress
     search = {
@@ -149,8 +149,7 @@ class _Sets:
     data: str
     data_dir: Path | None
     limit: int
-    made_by: Mapping[str, Any]
-    device: torch.device | None
+    ensemble: RandomizedEnsemble
     ball: Ball
 
     def to_choose_and_score(self, choose_on: str, split: str) -> tuple[AttackedSamples, AttackedSamples, str, str]:
@@ -169,11 +168,23 @@ class _Sets:
 
         images, words = load(self.data, split, data_dir=self.data_dir), f"{split} images"
         if images.split == "train":
-            found = held_out(images, self.made_by)
+            found = held_out(images, self.ensemble.made_by)
             images, words = found.images, found.words
         x, y = images.limit(self.limit).tensors()
-        home = self.device or x.device
-        return AttackedSamples(x.to(home), y.to(home), self.ball), words
+        home = self.ensemble.device_of_members() or x.device
+        samples = AttackedSamples(x.to(home), y.to(home), self.ball)
+        return (samples if self.search is None else replace(samples, batch_size=ON_GPU, search=self.search)), words
+
+    @cached_property
+    def search(self) -> tuple[Member, ...] | None:
+        """Accelerated copies of the members on a GPU, searched in float16 as `recarc evaluate` does."""
+        from recarc.evaluation.prepare import resolved_precision
+        from recarc.fast import accelerate
+
+        device = self.ensemble.device_of_members()
+        if device is None or resolved_precision("auto", self.ensemble, device, {}) != "float16":
+            return None
+        return tuple(accelerate(self.ensemble, "float16").members)
 
 
 def best_choice(choices: list[Choice], samples: AttackedSamples, two: TwoMembers | None) -> Choice:
