@@ -1,9 +1,9 @@
 """The whole of `recarc evaluate`, tight standard with defaults, from the shell to the figure, in a process of its own.
 
 The first process finds empty caches: it reads the data set from its files and compiles our Triton kernels. The second
-one, and all later ones on the machine, find what the first has kept. Except in rows of commit 4e751fc559, this includes
-the bytecode of torch and of all other sources, as pip keeps it for what it installs. "Attack" is what the run itself
-reports: the search and its judging; the rest is start-up, data, preparing and measuring the members.
+one, and all later ones on the machine, find what the first has kept, also the bytecode of torch and of all other
+sources, as pip keeps it (rows of commit 4e751fc559 were measured without it). "Attack" is what the run itself reports:
+the search and its judging; the rest is start-up, data, preparing and measuring the members.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ throughout, which has no tensor cores, and are compared with a plain loop in flo
 speed only: their labels are the first member's own answers, the second member is the first with a little noise on its
 weights, and eps is the median distance to the nearest plane, so that about half of the images withstand and stay to the
 end; of trained members most leave early. All iterations of a plain loop cost the same, so two of its 20 are run and the
-time is scaled. Ours: the first call, then the median of three later ones with the fastest and the slowest, or a single
-one where no two are shown. Memory: the peak of all calls, over that of one forward and backward pass of a plain member.
+time is scaled. Ours: the first call, then the median of three later ones with the fastest and the slowest; a row
+without a range is a single call. Memory: the peak of all calls, over that of one forward and backward pass of a plain
+member.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from recarc.attacks import AdaptivePGD, Attack, Climb, Tight
-from recarc.attacks.problem import frozen_problem
+from recarc.attacks.polish import polish
+from recarc.attacks.problem import Problem, frozen_problem
 from recarc.ensemble import Member, RandomizedEnsemble, frozen
 from recarc.errors import InputError
 from recarc.evaluation.intervals import paired_interval, wilson
@@ -67,8 +68,7 @@ class AttackedSamples:
         parts = []
         for x, y, ball in self.batches():
             x_adv = attack(self._searched(ensemble), x, y, ball)
-            with frozen(ensemble), kernel_settings(x.device, tf32=False):
-                parts.append(~ensemble.correct(x_adv, y))
+            parts.append(self._fooled(Problem(ensemble, x, y, ball), x_adv))
         self.seen.append(torch.cat(parts, 1).cpu().numpy())
         return self.seen[-1]
 
@@ -80,10 +80,19 @@ class AttackedSamples:
             with frozen_problem(self._searched(ensemble), x, y, ball) as problem:
                 outcome = attack.outcome(problem)
                 assert outcome.witnesses is not None
-            with frozen(ensemble), kernel_settings(x.device, tf32=False):
-                for i, x_adv in enumerate([*outcome.witnesses, outcome.mixture[0][1]]):
-                    found[i].append(~ensemble.correct(x_adv, problem.y))
+            for i, x_adv in enumerate([*outcome.witnesses, outcome.mixture[0][1]]):
+                found[i].append(self._fooled(Problem(ensemble, x, problem.y, ball), x_adv))
         self.seen.extend(torch.cat(parts, 1).cpu().numpy() for parts in found)
+
+    def _fooled(self, problem: Problem, x_adv: Tensor) -> Tensor:
+        """(M, B) whom x_adv fools; points that fool only the copies are pushed on first, as `evaluate` does."""
+        ensemble = problem.ensemble
+        with frozen(ensemble), torch.no_grad(), kernel_settings(x_adv.device, tf32=False):
+            wrong = ~ensemble.correct(x_adv, problem.y)
+            if self.search is None:
+                return wrong
+            pushed = polish(problem, self._searched(ensemble), x_adv, wrong)
+            return ~ensemble.correct(pushed, problem.y)
 
     def _searched(self, ensemble: RandomizedEnsemble) -> RandomizedEnsemble:
         return ensemble if self.search is None else ensemble.with_members(self.search)

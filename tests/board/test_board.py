@@ -13,7 +13,7 @@ import torch
 
 from recarc import Ball, InputError, RandomizedEnsemble, Tight, evaluate, load_ensemble, save_ensemble
 from recarc.board import entry
-from recarc.board.rows import Board, Row, add_row, packed, unpacked
+from recarc.board.rows import Board, Kind, Row, add_row, packed, unpacked
 from recarc.board.scoring import row_of, vote_scores
 from recarc.cli.app import run
 from recarc.data import load
@@ -237,10 +237,29 @@ def test_ensembles_are_held_against_one_network_of_their_cost() -> None:
     board = Board(rows=(single, wide, *(replace(row, flops=10.0) for row in (weak, strong))))
     mixed = board.rows[-1]
     assert (board.single(mixed), board.single(mixed, 2), board.single(single)) == (single, wide, None)
-    words = "1 keeps more than the best single network here that costs as much per query; the largest gain over the"
-    assert f"{words} best member among these is +1.00 points" in board.answer and "of strong" in board.answer
+    assert board.against_one_network() == ([*board.kinds], [Kind((mixed,))])
+    words = "Of 2 that can be compared with one network of the same cost per query, 1 keeps more than the best of these"
+    assert f"{words}; its gain over its best member is +1.00 points" in board.answer and "of strong" in board.answer
+    assert "(0 of these with a conclusive verdict)" in board.answer
     none = replace(board, rows=board.rows[:-1]).answer
-    assert "0 keep more than the best single network" in none and "best member is +5.00 points" in none
+    assert "0 keep more than the best of these; the largest gain over the best member is +5.00 points" in none
+
+
+def test_averages_are_held_against_drawing_and_larger_networks() -> None:
+    right = np.zeros((2, 200), dtype=bool)
+    right[:, :100] = True
+    wide = replace(a_row("AT, wide", right[:1], 0), members=1, alpha=[1.0], flops=20.0)
+    row = replace(a_row("X", right[:, ::-1], 0), flops=10.0, average=0.54)
+    board = Board(rows=(wide, replace(row, average=0.46, provenance={"seed": 1}), row))
+    assert board.remarks[0].startswith("Averaging") and "in 0 of 1 ensembles" in board.remarks[0]
+    assert "+0.00 points in the median" in board.remarks[0] and "in 0 of 1 (linf)" in board.remarks[0]
+    unknown = replace(board, rows=(wide, row, replace(board.rows[1], average=None)))
+    assert not any(remark.startswith("Averaging") for remark in unknown.remarks)
+
+
+def test_members_that_are_never_drawn_do_not_count() -> None:
+    row = replace(a_row("X", np.ones((2, 200), dtype=bool), 0), alpha=[1.0, 0.0])
+    assert row.drawn == 1 and Board(rows=(row,)).answer == "No randomized ensemble is on this board yet."
 
 
 def test_which_members_are_right_survives_packing() -> None:

@@ -21,6 +21,7 @@ from recarc.evaluation.intervals import holm, paired_interval, wilson
 FORMAT = 1
 EPS = {"linf": 8 / 255, "l2": 128 / 255}  # the problems of a new board
 RIVAL = "IAT"  # independently trained members: what other methods must beat
+BROKEN = 0.1  # below, an ensemble keeps too little for its gains to mean anything
 MOST = 1e18  # of any figure
 Json = dict[str, Any]
 
@@ -67,6 +68,11 @@ class Row:
     def name(self) -> str:
         """Tells rows apart: a new row of the same name takes the place of the old one."""
         return f"{self.kind}, seed {self.provenance.get('seed', 0)}"
+
+    @property
+    def drawn(self) -> int:
+        """Members that are ever drawn."""
+        return sum(a > 0 for a in self.alpha)
 
     @property
     def best(self) -> int:
@@ -135,7 +141,7 @@ class Board:
         """The randomized ensembles, those that differ in the seed alone together."""
         found: dict[tuple[str, int], list[Row]] = {}
         for row in self.rows:
-            if row.members > 1:
+            if row.drawn > 1:
                 found.setdefault((row.kind, row.samples), []).append(row)
         return [Kind(tuple(rows)) for rows in found.values()]
 
@@ -147,7 +153,15 @@ class Board:
         return [kind for kind in self._clear() if kind.gain[0] < 0]
 
     def _clear(self) -> list[Kind]:
-        return [kind for kind, clear in zip(self.kinds, holm([kind.p_value for kind in self.kinds])) if clear]
+        return [kind for kind, clear in zip(self.kinds, holm([p_value(*kind.gain) for kind in self.kinds])) if clear]
+
+    def against_one_network(self) -> tuple[list[Kind], list[Kind]]:
+        """Those that can be compared, sample by sample, with one network of their cost, and those that keep more."""
+        pairs = [(kind, kind.over(single)) for kind in self.kinds if (single := self.single(kind.rows[0]))]
+        known = [(kind, difference) for kind, difference in pairs if difference is not None]
+        clear = holm([p_value(*difference) for _, difference in known])
+        more = [kind for (kind, difference), sure in zip(known, clear) if sure and difference[0] > 0]
+        return [kind for kind, _ in known], more
 
     @property
     def answer(self) -> str:
@@ -155,20 +169,22 @@ class Board:
         kinds, helping, hurting = self.kinds, self.helping(), self.hurting()
         if not kinds:
             return "No randomized ensemble is on this board yet."
-        trained = sum(len(kind.rows) for kind in kinds)
+        trained, sure = sum(len(kind.rows) for kind in kinds), sum(kind.conclusive for kind in helping)
         first = (
             f"Of {len(kinds)} randomized ensembles{_with_seeds(trained, len(kinds))}, {_keep(len(helping))} more under "
-            f"the strongest attack than their best member does alone, {_keep(len(hurting))} less, and "
-            f"{len(kinds) - len(helping) - len(hurting)} cannot be told apart from it (paired intervals, corrected for "
-            "the number of comparisons)."
+            f"the strongest attack than their best member does alone ({sure} of these with a conclusive verdict), "
+            f"{_keep(len(hurting))} less, and {len(kinds) - len(helping) - len(hurting)} cannot be told apart from it "
+            "(paired intervals, corrected for the number of comparisons)."
         )
-        paying = [kind for kind in kinds if self._keeps_more(kind)]
+        compared, paying = self.against_one_network()
         best = max(paying or kinds, key=lambda kind: kind.gain[0])
-        second = "The largest gain "
-        if any(self.single(kind.rows[0]) for kind in kinds):
+        second = "The largest gain over the best member "
+        if compared:
             second = (
-                f"Of all, {_keep(len(paying))} more than the best single network here that costs as much per query; "
-                f"the largest gain over the best member{' among these' if paying else ''} "
+                f"Of {len(compared)} that can be compared with one network of the same cost per query, "
+                f"{_keep(len(paying))} more than the best of these; "
+                + ("its gain over its best member " if len(paying) == 1 else "the largest gain over the best member ")
+                + ("among them " if paying[1:] else "")
             )
         second += best.sentence
         return f"{first} {second}."
@@ -181,11 +197,6 @@ class Board:
         alike = [r for r in self.rows if r.members == 1 and (r.norm, r.samples) == (row.norm, row.samples)]
         affordable = [r for r in alike if r.flops and row.flops and r.flops <= 1.05 * members * row.flops]
         return max(affordable, key=lambda r: float(r.tight["value"]), default=None) if row.members > 1 else None
-
-    def _keeps_more(self, kind: Kind) -> bool:
-        """Than the best single network that costs as much per query."""
-        single = self.single(kind.rows[0])
-        return single is not None and _mean(row.tight["value"] for row in kind.rows) > single.tight["value"]
 
     def seeds_of(self, row: Row) -> list[Row]:
         """The rows that differ from this one in the seed alone."""
@@ -214,20 +225,29 @@ class Board:
         return [*self._averaged(), *(over.sentence for row in kinds.values() if (over := self.over(row)) is not None)]
 
     def _averaged(self) -> list[str]:
-        """What averaging the members' probabilities keeps more than drawing one of them."""
-        rows = [row for row in self.rows if row.members > 1 and row.average is not None]
-        if not rows:
+        """What averaging the members' probabilities keeps more than drawing one, where there is something to keep."""
+        kept = [(kind, kind.average) for kind in self.kinds if kind.tight >= BROKEN]
+        known = [(kind, average) for kind, average in kept if average is not None]
+        if not known:
             return []
-        more = [100 * ((row.average or 0.0) - row.tight["value"]) for row in rows]
+        more = [100 * (average - kind.tight) for kind, average in known]
         words = (
             f"Averaging the members' probabilities, which costs all of them per query, keeps more than drawing one in "
-            f"{sum(value > 0 for value in more)} of {len(rows)} rows: by {np.median(more):+.2f} points in the median, "
-            f"{min(more):+.2f} to {max(more):+.2f}"
+            f"{sum(value > 0 for value in more)} of {len(more)} ensembles that keep {100 * BROKEN:.0f} % or more: by "
+            f"{np.median(more):+.2f} points in the median, {min(more):+.2f} to {max(more):+.2f}"
         )
-        pairs = [(row, large) for row in rows if (large := self.single(row, row.members)) and large != self.single(row)]
-        if pairs:
-            behind = sum((row.average or 0.0) < large.tight["value"] for row, large in pairs)
-            words += f"; one larger network of that cost keeps more than the average in {behind} of {len(pairs)}"
+        singles = [(kind, average, self.single(kind.rows[0], kind.rows[0].drawn)) for kind, average in known]
+        large = [
+            (kind.rows[0].norm, one.tight["value"] > average)
+            for kind, average, one in singles
+            if one is not None and one != self.single(kind.rows[0])
+        ]
+        if large:
+            norms = " and ".join(sorted({norm for norm, _ in large}))
+            words += (
+                f"; one larger network that costs no more than all members keeps more than the average in "
+                f"{sum(ahead for _, ahead in large)} of {len(large)} ({norms})"
+            )
         return [f"{words}."]
 
 
@@ -244,10 +264,26 @@ class Kind:
         return value, low, high
 
     @property
-    def p_value(self) -> float:
-        """Of the gain being 0, from its interval."""
-        value, low, high = self.gain
-        return 2 * NormalDist().cdf(-abs(value) * 1.96 / ((high - low) / 2)) if high > low else 1.0
+    def tight(self) -> float:
+        return _mean(row.tight["value"] for row in self.rows)
+
+    @property
+    def average(self) -> float | None:
+        """None if it is not known for every seed."""
+        known = [row.average for row in self.rows if row.average is not None]
+        return _mean(known) if len(known) == len(self.rows) else None
+
+    @property
+    def conclusive(self) -> bool:
+        return all(row.verdict == "conclusive" for row in self.rows)
+
+    def over(self, single: Row) -> tuple[float, float, float] | None:
+        """Value, low, high of what it keeps more than one network, paired; None if a row does not hold its samples."""
+        scores, own = [row.scores for row in self.rows], single.scores
+        if own is None or any(part is None for part in scores):
+            return None
+        difference = np.mean(np.stack([part for part in scores if part is not None]), axis=0) - own
+        return float(difference.mean()), *paired_interval(difference)
 
     @property
     def sentence(self) -> str:
@@ -256,7 +292,7 @@ class Kind:
         seeds = f"mean of {len(gains)} seeds ({min(gains):+.2f} to {max(gains):+.2f})" if gains[1:] else "one seed"
         text = f"is {value:+.2f} points [{low:+.2f}, {high:+.2f}], of {self.rows[0].kind}, "
         text += f"on {self.rows[0].samples:,} images, {seeds}"
-        if any(row.verdict != "conclusive" for row in self.rows):
+        if not self.conclusive:
             floor = 100 * _mean(row.gain_at_floor for row in self.rows)
             text += f"; its verdict is open, and at its floor the gain would be {floor:+.2f}"
         return text
@@ -330,6 +366,11 @@ def _mean(values: Iterable[float]) -> float:
 
 def _counted(seeds: int) -> str:
     return "one seed" if seeds == 1 else f"{seeds} seeds"
+
+
+def p_value(value: float, low: float, high: float) -> float:
+    """Of a difference being 0, from its 95 % interval."""
+    return 2 * NormalDist().cdf(-abs(value) * 1.96 / ((high - low) / 2)) if high > low else 1.0
 
 
 def _with_seeds(trained: int, kinds: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 METHODS = ("grid", "osp", "lp")
 CERTIFIED = "certified"
 CHOOSE_ON = ("half", "train")
-ON_GPU = 2048  # samples that are attacked at once
 
 
 def alpha(
@@ -172,8 +171,7 @@ class _Sets:
             images, words = found.images, found.words
         x, y = images.limit(self.limit).tensors()
         home = self.ensemble.device_of_members() or x.device
-        samples = AttackedSamples(x.to(home), y.to(home), self.ball)
-        return (samples if self.search is None else replace(samples, batch_size=ON_GPU, search=self.search)), words
+        return AttackedSamples(x.to(home), y.to(home), self.ball, search=self.search), words
 
     @cached_property
     def search(self) -> tuple[Member, ...] | None:

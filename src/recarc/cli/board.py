@@ -100,19 +100,32 @@ def show(
             }
         )
         return
-    head = ["ensemble", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "vote", "verdict"]
+    head = [
+        "ensemble",
+        "clean",
+        "AdaptivePGD",
+        "ARC",
+        "tight",
+        "floor",
+        "best member",
+        "gain",
+        "vote",
+        "average",
+        "verdict",
+    ]
     rows = [
         [
             row.name,
             *(percent(v) for v in (row.clean, row.adaptive_pgd, row.arc, row.tight["value"], row.floor)),
             percent(row.best_member),
-            f"{100 * row.gain['value']:+.2f}",
+            f"{100 * row.gain['value']:+.2f}" if row.members > 1 else "",
             percent(row.vote),
+            "" if row.average is None else percent(row.average),
             row.verdict,
         ]
         for row in content.rows
     ]
-    print_table(head, rows)
+    print_table([*head, "verdict"], rows)
     for line in [content.answer, *content.remarks]:
         print_line(line)
     if page is not None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from recarc.attacks.unmasking import Masked
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble, frozen
-from recarc.errors import InputError, RunError
+from recarc.errors import AttackViolation, InputError, RunError
 from recarc.evaluation import checks
 from recarc.evaluation.attack import inner, run_attack
 from recarc.evaluation.judge import judge
@@ -39,7 +39,7 @@ from recarc.runtime import COARSE, Ranks, device_named, joined_ranks, out_of_mem
 
 KEEP_AFTER = 20.0  # seconds of work after which the samples of an unfinished shard are written
 LONG = 20.0  # seconds that a batch may take on a CPU before it is made smaller
-PATIENCE = 60.0  # seconds that other processes are given to free memory
+PATIENCE, WAITS = 60.0, 2  # seconds that other processes are given to free memory, and how often in a run
 VISIBLE_AFTER = 60  # seconds that a network file system may take to show another node's shard
 
 
@@ -114,7 +114,8 @@ class _Process:
         # On a CPU batches grow as long as they are quick, so that a slow ensemble has something to keep every minute.
         on_cpu = prepared.device.type == "cpu"
         self.batch_size = min(prepared.batch_size, prepared.smallest_batch) if on_cpu else prepared.batch_size
-        self.waited = False  # for memory, since the last batch that fitted
+        self.freed = self.waited = False  # to make room, since the last batch that fitted
+        self.waits = 0  # in this run
         self.signals: list[Signal] | None = None  # those of the first rank, once measured
 
     @property
@@ -201,7 +202,7 @@ class _Process:
             self._make_room(len(rows))
             return
         records, inputs = judged
-        self.waited = False
+        self.freed = self.waited = False
         seconds = time.perf_counter() - start
         cost = _Cost(seconds, passes.forward - before.forward, passes.backward - before.backward)
         first = 0
@@ -227,7 +228,7 @@ class _Process:
         try:
             return self._judged(rows)
         except RuntimeError as error:
-            if not out_of_memory(error):
+            if isinstance(error, RunError | AttackViolation) or not out_of_memory(error):
                 raise
         return None
 
@@ -243,23 +244,24 @@ class _Process:
     def _make_room(self, failed: int) -> None:
         """After so many samples did not fit into memory: free what members hold, and halve the batch.
 
-        The smallest batch is tried again as it is, once other processes have had time to free memory; then without CUDA
-        graphs; then the run ends.
+        The smallest batch is tried again as it is; then once other processes have had time to free memory, at most
+        twice in a run; then without CUDA graphs; then the run ends.
         """
         smallest = self.prepared.smallest_batch
         members = [m for m in map(inner, self.prepared.attacker.ensemble.members) if isinstance(m, FastMember)]
         captured = [m for m in members if m.capturing]
-        for member in captured:
-            member.free_captured()
+        freed = [member.free_captured() for member in captured]
         gc.collect()
         if self.prepared.device.type == "cuda":
             torch.cuda.empty_cache()
         if failed > smallest:
             self.batch_size = self.largest_batch = max(smallest, failed // 2)
-        elif not self.waited:
+        elif any(freed) and not self.freed:
+            self.freed = True
+        elif not self.waited and self.waits < WAITS:
             if self.progress:
                 print(f"out of memory with {failed} samples at a time; trying again in a minute", file=sys.stderr)
-            self.waited = True
+            self.waited, self.waits = True, self.waits + 1
             time.sleep(PATIENCE)
         elif captured:
             for member in captured:

@@ -278,6 +278,7 @@ def default_batch(device: torch.device, shard: int, tile: int) -> int:
     if device.type != "cuda":
         return shard
     free, _ = torch.cuda.mem_get_info(device)  # others may run on this GPU
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # what this process keeps unused
     return max(shard, min(TILES * tile, free // ROOM * shard))
 
 

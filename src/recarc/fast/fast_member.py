@@ -328,9 +328,11 @@ class FastMember(nn.Module):
                 return None
         return self._captured[key]
 
-    def free_captured(self) -> None:
-        """Give up the memory of captured tiles; they are captured again when they are next used."""
+    def free_captured(self) -> bool:
+        """Give up the memory of captured tiles, if there are any; they are captured again when they are next used."""
+        some = bool(self._captured)
         self._captured.clear()
+        return some
 
     def stop_capturing(self, why: str) -> None:
         """From now on run plainly: slower, in less memory, with the same figures."""

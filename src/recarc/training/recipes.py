@@ -43,7 +43,7 @@ class Recipe:
     copies: int = 0  # of the training set, attacked once for the whole stage (see AdversarialCopies); 0: in every step
     crop: bool = True  # at random, where the data set is cropped at all
     augment_after: bool = False  # crop and flip the attacked copies in every step, not the images before the attack
-    diversity: float = 1.0  # scales the diversity terms of adp, gal and trs
+    diversity: float = 1.0  # scales the diversity terms of adp, gal and trs; of our own methods, see there
     crown: float = 1.0  # the share of CROWN's bounds in ibp's at the start of the ramp; 0: intervals alone
     validation: int = 1000  # images held out of the training set
     validate_every: int = 1  # epochs

@@ -1,4 +1,4 @@
-"""Adversarial training in which each member attends most to the samples on which the others fall."""
+"""Adversarial training in which each member gives most weight to the samples that fool the others."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Cover(Method):
     what a step of `iat` with as many members does.
     """
 
-    summary = "as `iat`, but each member attends most to the samples on which the others fall; our own"
+    summary = "as `iat`, but each member gives most weight to the samples that fool the others; our own"
     default_members = 2
     min_members = 2
     joint = True
 
     def recipe(self, base: Recipe, name: str, data: str) -> Recipe:
-        return replace(base, diversity=0.5)
+        return replace(base, diversity=0.5, label_smoothing=0.0)
 
     def perturb(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
         """(M, B, ...): a point of its own for each member."""

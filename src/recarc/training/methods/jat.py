@@ -30,7 +30,7 @@ class JAT(Method):
     joint = True
 
     def recipe(self, base: Recipe, name: str, data: str) -> Recipe:
-        return replace(base, diversity=0.5)
+        return replace(base, diversity=0.5, label_smoothing=0.0)
 
     def perturb(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
         """(M, B, ...): a point of its own for each member on the first samples, the same one for all on the rest."""
