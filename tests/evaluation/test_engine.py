@@ -271,6 +271,27 @@ def test_a_batch_whose_graphs_do_not_fit_is_halved(room: int, monkeypatch: pytes
     assert result.backward_passes == plain.backward_passes
 
 
+def test_graphs_that_never_leave_room_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that fits only once it has waited costs a minute; that happens twice, not with every batch."""
+    slept: list[float] = []
+    monkeypatch.setattr("recarc.evaluation.engine.time", clock(slept.append))
+    calls = 0
+
+    def hungry(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        nonlocal calls
+        calls += 1
+        captured = ensemble.members[0].member.capturing  # type: ignore[union-attr]
+        if captured and calls % 3:
+            raise torch.OutOfMemoryError("no room")
+        return QUICK(ensemble, x, y, ball)
+
+    ensemble, data = problem()
+    capture(monkeypatch, room=100)
+    with pytest.warns(UserWarning, match="running without CUDA graphs: out of memory with 8 samples at a time"):
+        evaluate(ensemble, hungry, data, BALL, precision="tf32", tile=8, batch_size=8)
+    assert slept == [60, 60] and calls == 3 + 3 + 2 + 3
+
+
 @pytest.mark.parametrize("freed", [False, True])
 def test_the_smallest_batch_waits_for_memory_and_does_without_graphs(
     freed: bool, monkeypatch: pytest.MonkeyPatch

@@ -39,7 +39,10 @@ from recarc.runtime import COARSE, Ranks, device_named, joined_ranks, out_of_mem
 
 KEEP_AFTER = 20.0  # seconds of work after which the samples of an unfinished shard are written
 LONG = 20.0  # seconds that a batch may take on a CPU before it is made smaller
-PATIENCE, WAITS = 60.0, 2  # seconds that other processes are given to free memory, and how often in a run
+PATIENCE, WAITS = (
+    60.0,
+    2,
+)  # seconds that other processes are given to free memory, and how often before graphs are given up
 VISIBLE_AFTER = 60  # seconds that a network file system may take to show another node's shard
 
 
@@ -244,8 +247,8 @@ class _Process:
     def _make_room(self, failed: int) -> None:
         """After so many samples did not fit into memory: free what members hold, and halve the batch.
 
-        The smallest batch is tried again as it is; then once other processes have had time to free memory, at most
-        twice in a run; then without CUDA graphs; then the run ends.
+        The smallest batch is tried again as it is; then once other processes have had time to free memory; then without
+        CUDA graphs, or sooner if this was waited for twice before; then the run ends.
         """
         smallest = self.prepared.smallest_batch
         members = [m for m in map(inner, self.prepared.attacker.ensemble.members) if isinstance(m, FastMember)]
@@ -258,7 +261,7 @@ class _Process:
             self.batch_size = self.largest_batch = max(smallest, failed // 2)
         elif any(freed) and not self.freed:
             self.freed = True
-        elif not self.waited and self.waits < WAITS:
+        elif not self.waited and not (captured and self.waits >= WAITS):
             if self.progress:
                 print(f"out of memory with {failed} samples at a time; trying again in a minute", file=sys.stderr)
             self.waited, self.waits = True, self.waits + 1
