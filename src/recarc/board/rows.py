@@ -9,14 +9,13 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
 from recarc.atomic import Lock, read_plain, write_bytes
 from recarc.errors import InputError, first_line
-from recarc.evaluation.intervals import holm, paired_interval, wilson
+from recarc.evaluation.intervals import holm, p_value, paired_interval, wilson
 
 FORMAT = 1
 EPS = {"linf": 8 / 255, "l2": 128 / 255}  # the problems of a new board
@@ -153,13 +152,14 @@ class Board:
         return [kind for kind in self._clear() if kind.gain[0] < 0]
 
     def _clear(self) -> list[Kind]:
-        return [kind for kind, clear in zip(self.kinds, holm([p_value(*kind.gain) for kind in self.kinds])) if clear]
+        kinds = self.kinds
+        return [kind for kind, clear in zip(kinds, holm([p_value(*kind.gain[1:]) for kind in kinds])) if clear]
 
     def against_one_network(self) -> tuple[list[Kind], list[Kind]]:
         """Those that can be compared, sample by sample, with one network of their cost, and those that keep more."""
         pairs = [(kind, kind.over(single)) for kind in self.kinds if (single := self.single(kind.rows[0]))]
         known = [(kind, difference) for kind, difference in pairs if difference is not None]
-        clear = holm([p_value(*difference) for _, difference in known])
+        clear = holm([p_value(*difference[1:]) for _, difference in known])
         more = [kind for (kind, difference), sure in zip(known, clear) if sure and difference[0] > 0]
         return [kind for kind, _ in known], more
 
@@ -366,11 +366,6 @@ def _mean(values: Iterable[float]) -> float:
 
 def _counted(seeds: int) -> str:
     return "one seed" if seeds == 1 else f"{seeds} seeds"
-
-
-def p_value(value: float, low: float, high: float) -> float:
-    """Of a difference being 0, from its 95 % interval."""
-    return 2 * NormalDist().cdf(-abs(value) * 1.96 / ((high - low) / 2)) if high > low else 1.0
 
 
 def _with_seeds(trained: int, kinds: int) -> str:

@@ -58,6 +58,12 @@ def paired_interval(gap: np.ndarray) -> tuple[float, float]:
     return max(-1.0, gains[0] - losses[1]), min(1.0, gains[1] - losses[0])
 
 
+def p_value(low: float, high: float) -> float:
+    """Two-sided, of the hypothesis that a figure with this 95 % interval is 0: the normal one that belongs to it."""
+    half = (high - low) / 2
+    return 2 * NormalDist().cdf(-1.96 * abs((high + low) / 2) / half) if half > 0 else 1.0
+
+
 def holm(p_values: Sequence[float], level: float = LEVEL) -> list[bool]:
     """Which of many null hypotheses are rejected when, at most, one in twenty such lists may hold a false rejection.
 

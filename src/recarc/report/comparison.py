@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from html import escape
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from recarc.errors import InputError, unknown
-from recarc.evaluation.intervals import holm, paired_interval
+from recarc.evaluation.intervals import holm, p_value, paired_interval
 from recarc.evaluation.result import Estimate, Evaluation, Points, Share, estimate, html_table
 from recarc.evaluation.verdict import Verdict
 from recarc.report.runs import PALETTE, Given, Run, as_runs, numbered
@@ -163,7 +162,7 @@ def compare(runs: Mapping[str, Given] | Sequence[Given], reference: str | None =
     base = named[reference].evaluation
     gaps = {n: r.evaluation.robust_scores[rows[n]] - base.robust_scores[rows[reference]] for n, r in named.items()}
     others = [name for name in named if name != reference]
-    clear = dict(zip(others, holm([_p_value(gaps[name]) for name in others])))
+    clear = dict(zip(others, holm([p_value(*paired_interval(gaps[name])) for name in others])))
     entries = []
     for k, (name, run) in enumerate(named.items()):
         found, at = run.evaluation, rows[name]
@@ -210,13 +209,6 @@ def _common(named: Mapping[str, Run]) -> np.ndarray:
         if other_pixels or not np.array_equal(own, labels[0]):
             raise InputError(f"{name} and {first_name} were evaluated on different samples of the same name")
     return common
-
-
-def _p_value(gap: np.ndarray) -> float:
-    """Two-sided, of the hypothesis that the mean difference is 0: the normal one that belongs to the interval."""
-    low, high = paired_interval(gap)
-    half = (high - low) / 2
-    return 2 * NormalDist().cdf(-1.96 * abs((high + low) / 2) / half) if half else 1.0
 
 
 def _between(found: Evaluation, at: np.ndarray, base: Evaluation, there: np.ndarray) -> tuple[float, float] | None:
