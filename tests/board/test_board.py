@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -255,6 +257,14 @@ def test_averages_are_held_against_drawing_and_larger_networks() -> None:
     assert "+0.00 points in the median" in board.remarks[0] and "in 0 of 1 (linf)" in board.remarks[0]
     unknown = replace(board, rows=(wide, row, replace(board.rows[1], average=None)))
     assert not any(remark.startswith("Averaging") for remark in unknown.remarks)
+
+
+def test_the_shown_table_has_a_heading_for_every_figure(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    row = replace(a_row("X", np.ones((2, 200), dtype=bool), 0), average=0.5)
+    assert run(["board", "show", "--board", str(Board(rows=(row,)).write(tmp_path / "b.json"))]) == 0
+    heading, cells = (re.split("[│┃]", line) for line in capsys.readouterr().out.splitlines() if line[0] in "│┃")
+    assert len(heading) == len(cells) == 13 and heading[-2].strip() == "verdict" and cells[-2].strip() == "open"
 
 
 def test_members_that_are_never_drawn_do_not_count() -> None:

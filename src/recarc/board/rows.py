@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -157,7 +157,8 @@ class Board:
 
     def against_one_network(self) -> tuple[list[Kind], list[Kind]]:
         """Those that can be compared, sample by sample, with one network of their cost, and those that keep more."""
-        pairs = [(kind, kind.over(single)) for kind in self.kinds if (single := self.single(kind.rows[0]))]
+        singles = [(kind, self.single(kind.rows[0])) for kind in self.kinds]
+        pairs = [(kind, paired_difference(kind.rows, [one])) for kind, one in singles if one is not None]
         known = [(kind, difference) for kind, difference in pairs if difference is not None]
         clear = holm([p_value(*difference[1:]) for _, difference in known])
         more = [kind for (kind, difference), sure in zip(known, clear) if sure and difference[0] > 0]
@@ -170,10 +171,11 @@ class Board:
         if not kinds:
             return "No randomized ensemble is on this board yet."
         trained, sure = sum(len(kind.rows) for kind in kinds), sum(kind.conclusive for kind in helping)
+        certainty = f" ({sure} of these with a conclusive verdict)" if helping else ""
         first = (
             f"Of {len(kinds)} randomized ensembles{_with_seeds(trained, len(kinds))}, {_keep(len(helping))} more under "
-            f"the strongest attack than their best member does alone ({sure} of these with a conclusive verdict), "
-            f"{_keep(len(hurting))} less, and {len(kinds) - len(helping) - len(hurting)} cannot be told apart from it "
+            f"the strongest attack than their best member does alone{certainty}, {_keep(len(hurting))} less, and "
+            f"{len(kinds) - len(helping) - len(hurting)} cannot be told apart from it "
             "(paired intervals, corrected for the number of comparisons)."
         )
         compared, paying = self.against_one_network()
@@ -206,15 +208,13 @@ class Board:
         """How much more a kind of ensemble keeps than the rival of as many equiprobable members; None without one."""
         like = replace(row, method=rival, alpha=[1 / row.members] * row.members).kind
         mine, theirs = self.seeds_of(row), [r for r in self.rows if r.kind == like and r.samples == row.samples]
-        scores = [[r.scores for r in rows if r.scores is not None] for rows in (mine, theirs)]
-        if row.method == rival or not theirs or [*map(len, scores)] != [len(mine), len(theirs)]:
+        tight = paired_difference(mine, theirs)
+        if row.method == rival or tight is None:
             return None
-        difference = np.mean(scores[0], axis=0) - np.mean(scores[1], axis=0)
         believed = {
             name: _mean(getattr(r, name) for r in mine) - _mean(getattr(r, name) for r in theirs)
             for name in ("adaptive_pgd", "arc")
         }
-        tight = (float(difference.mean()), *paired_interval(difference))
         versions = {str(r.provenance.get("recarc")) for r in (*mine, *theirs)}
         return Over(row.kind, rival, len(mine), len(theirs), **believed, tight=tight, versions=tuple(sorted(versions)))
 
@@ -277,14 +277,6 @@ class Kind:
     def conclusive(self) -> bool:
         return all(row.verdict == "conclusive" for row in self.rows)
 
-    def over(self, single: Row) -> tuple[float, float, float] | None:
-        """Value, low, high of what it keeps more than one network, paired; None if a row does not hold its samples."""
-        scores, own = [row.scores for row in self.rows], single.scores
-        if own is None or any(part is None for part in scores):
-            return None
-        difference = np.mean(np.stack([part for part in scores if part is not None]), axis=0) - own
-        return float(difference.mean()), *paired_interval(difference)
-
     @property
     def sentence(self) -> str:
         value, low, high = (100 * end for end in self.gain)
@@ -320,6 +312,18 @@ class Over:
             f"{100 * self.adaptive_pgd:+.2f}, by ARC {100 * self.arc:+.2f}"
             + (f" (not the same attack: recarc {' and '.join(self.versions)})." if len(self.versions) > 1 else ".")
         )
+
+
+def paired_difference(mine: Sequence[Row], theirs: Sequence[Row]) -> tuple[float, float, float] | None:
+    """Value, low, high of what some rows keep more than others in the mean, paired over the samples.
+
+    None if there are none, or if one does not hold its samples.
+    """
+    scores = [[row.scores for row in rows if row.scores is not None] for rows in (mine, theirs)]
+    if not all(scores) or [*map(len, scores)] != [len(mine), len(theirs)]:
+        return None
+    difference = np.mean(scores[0], axis=0) - np.mean(scores[1], axis=0)
+    return float(difference.mean()), *paired_interval(difference)
 
 
 def _check_row(row: Row) -> None:

@@ -100,19 +100,7 @@ def show(
             }
         )
         return
-    head = [
-        "ensemble",
-        "clean",
-        "AdaptivePGD",
-        "ARC",
-        "tight",
-        "floor",
-        "best member",
-        "gain",
-        "vote",
-        "average",
-        "verdict",
-    ]
+    head = ["ensemble", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "vote", "average"]
     rows = [
         [
             row.name,

@@ -39,10 +39,8 @@ from recarc.runtime import COARSE, Ranks, device_named, joined_ranks, out_of_mem
 
 KEEP_AFTER = 20.0  # seconds of work after which the samples of an unfinished shard are written
 LONG = 20.0  # seconds that a batch may take on a CPU before it is made smaller
-PATIENCE, WAITS = (
-    60.0,
-    2,
-)  # seconds that other processes are given to free memory, and how often before graphs are given up
+PATIENCE = 60.0  # seconds that other processes are given to free memory
+WAITS = 2  # for that, before CUDA graphs are given up
 VISIBLE_AFTER = 60  # seconds that a network file system may take to show another node's shard
 
 
@@ -247,8 +245,8 @@ class _Process:
     def _make_room(self, failed: int) -> None:
         """After so many samples did not fit into memory: free what members hold, and halve the batch.
 
-        The smallest batch is tried again as it is; then once other processes have had time to free memory; then without
-        CUDA graphs, or sooner if this was waited for twice before; then the run ends.
+        The smallest batch is tried again as it is; then after a minute in which other processes may free memory, twice
+        in a run with CUDA graphs; then without them; then the run ends.
         """
         smallest = self.prepared.smallest_batch
         members = [m for m in map(inner, self.prepared.attacker.ensemble.members) if isinstance(m, FastMember)]

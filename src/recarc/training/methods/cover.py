@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import torch
 from torch import Tensor
 
-from recarc.training.method import LossTerms, Method, StepContext
-from recarc.training.methods.jat import losses
-from recarc.training.recipes import Recipe
+from recarc.training.method import LossTerms, StepContext
+from recarc.training.methods.jat import JAT, losses
 
 
-class Cover(Method):
+class Cover(JAT):
     """mean_i max_delta w_i l_i(x + delta), with larger weights w_i where the other members give way.
 
     Boosting without an order of the members: each is attacked alone, as in `iat`, and of a sample that the others
@@ -22,22 +18,10 @@ class Cover(Method):
     """
 
     summary = "as `iat`, but each member gives most weight to the samples that fool the others; our own"
-    default_members = 2
-    min_members = 2
-    joint = True
 
-    def recipe(self, base: Recipe, name: str, data: str) -> Recipe:
-        return replace(base, diversity=0.5, label_smoothing=0.0)
-
-    def perturb(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
-        """(M, B, ...): a point of its own for each member."""
-        members, noise = len(context.victims), context.start_noise
-
-        def objective(points: Tensor) -> Tensor:
-            return losses(context.victims, points.chunk(members), y).flatten()
-
-        attacked = replace(context, start_noise=None if noise is None else torch.cat([noise] * members))
-        return torch.stack(attacked.pgd(objective, torch.cat([x] * members)).chunk(members))
+    def alone(self, context: StepContext, count: int) -> int:
+        """All of them: each member has a point of its own for every sample."""
+        return count
 
     def loss(self, context: StepContext, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
         found = losses(context.trained, x_adv, y)

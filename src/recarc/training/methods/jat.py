@@ -32,9 +32,13 @@ class JAT(Method):
     def recipe(self, base: Recipe, name: str, data: str) -> Recipe:
         return replace(base, diversity=0.5, label_smoothing=0.0)
 
+    def alone(self, context: StepContext, count: int) -> int:
+        """How many of a batch's samples are attacked member by member."""
+        return count - round(min(context.recipe.diversity, 1.0) * count)
+
     def perturb(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
         """(M, B, ...): a point of its own for each member on the first samples, the same one for all on the rest."""
-        members, n, noise = len(context.victims), alone(context, len(x)), context.start_noise
+        members, n, noise = len(context.victims), self.alone(context, len(x)), context.start_noise
 
         def copies(batch: Tensor) -> Tensor:
             return torch.cat([*[batch[:n]] * members, batch[n:]])
@@ -51,17 +55,12 @@ class JAT(Method):
         return torch.stack(batches(attacked.pgd(objective, copies(x))))
 
     def loss(self, context: StepContext, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
-        found, n = losses(context.trained, x_adv, y), alone(context, len(y))
+        found, n = losses(context.trained, x_adv, y), self.alone(context, len(y))
         together = len(found) * joint_loss(found[:, n:])
         return {"alone": found[:, :n].sum() / len(y), "together": together.sum() / len(y)}
 
     def validation_batch(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
         return context.pgd(lambda u: joint_loss(losses(context.victims, [u] * len(context.victims), y)), x)
-
-
-def alone(context: StepContext, count: int) -> int:
-    """How many of a batch's samples are attacked member by member."""
-    return count - round(min(context.recipe.diversity, 1.0) * count)
 
 
 def losses(members: Sequence[nn.Module], batches: Iterable[Tensor], y: Tensor) -> Tensor:
