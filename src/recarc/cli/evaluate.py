@@ -11,6 +11,7 @@ from recarc.attacks.registry import DEFAULT, attack_named, names
 from recarc.cli import options
 from recarc.cli.options import assignments, number, numbers, size
 from recarc.cli.output import print_evaluation, print_json, print_note, summary
+from recarc.cli.start import gpu_starting, importing
 from recarc.errors import InputError
 
 
@@ -68,20 +69,23 @@ def evaluate(
     batch, shard = size("--batch-size", batch_size), size("--shard-size", shard_size)
     probabilities = None if alpha is None else numbers("--alpha", alpha)
 
-    import recarc
-    from recarc.data import load
-    from recarc.evaluation.checks import collect_warnings
-    from recarc.runtime import first_process, use_device
+    with gpu_starting(device):
+        with importing():
+            import recarc
+            from recarc.data import load
+            from recarc.evaluation.checks import collect_warnings
+            from recarc.evaluation.engine import evaluate as run
+            from recarc.runtime import first_process, use_device
 
-    method = attack_named(attack, restarts, trust_code=trust_code, **knobs)
-    ball = recarc.Ball(norm, radius, valid)
-    rec = recarc.load_ensemble(ensemble, use_device(device), trust_code=trust_code)
-    if probabilities is not None:
-        rec = rec.with_alpha(probabilities)
-    rec = rec.averaged() if average else rec
-    images = load(data, split, data_dir=data_dir, limit=limit)
+            method = attack_named(attack, restarts, trust_code=trust_code, **knobs)
+        ball = recarc.Ball(norm, radius, valid)
+        rec = recarc.load_ensemble(ensemble, use_device(device), trust_code=trust_code)
+        if probabilities is not None:
+            rec = rec.with_alpha(probabilities)
+        rec = rec.averaged() if average else rec
+        images = load(data, split, data_dir=data_dir, limit=limit)
     with collect_warnings():
-        result = recarc.evaluate(
+        result = run(
             rec,
             method,
             images,
