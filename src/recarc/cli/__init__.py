@@ -11,8 +11,9 @@ import sys
 def main() -> None:
     """Run the command; errors are one line on standard error, a traceback only with --verbose."""
     from recarc.cli.app import run
+    from recarc.cli.process import leave
 
-    sys.exit(run(sys.argv[1:]))
+    leave(run(sys.argv[1:]))
 
 
 __all__ = ["main"]

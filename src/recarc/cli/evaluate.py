@@ -11,7 +11,7 @@ from recarc.attacks.registry import DEFAULT, attack_named, names
 from recarc.cli import options
 from recarc.cli.options import assignments, number, numbers, size
 from recarc.cli.output import print_evaluation, print_json, print_note, summary
-from recarc.cli.start import gpu_starting, importing
+from recarc.cli.process import gpu_starting, importing
 from recarc.errors import InputError
 
 

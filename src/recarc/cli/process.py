@@ -1,13 +1,16 @@
-"""What lets a command on a GPU start sooner: work that can be done while torch is imported, which takes a second."""
+"""Start and end of the process of a command: what takes a second or more beside torch's own import is done sooner."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 
 @contextmanager
@@ -68,3 +71,19 @@ def _load_libraries(index: int) -> None:
 
     x = torch.zeros(1, 16, 8, 8, device=f"cuda:{index}")
     torch.conv2d(x, x.new_zeros(16, 16, 3, 3)).flatten(1) @ x.new_zeros(576, 10)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with this exit code, without taking all of torch apart again, which takes up to 0.4 s.
+
+    Whatever was registered for the end is run, and what was printed is written. Other threads are waited for as usual.
+    """
+    if threading.active_count() > 1:
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):  # whoever read it is gone
+        sys.exit(code)
+    os._exit(code)
