@@ -17,6 +17,7 @@ FORMATS = {
     "passes": ".0f",
     "gradients": ".0f",
     "share": ".1f",
+    "images": ".0f",
 }  # by unit; .2f otherwise
 Cells = list[list[str]]
 

@@ -12,8 +12,8 @@ from recarc.errors import InputError, unknown
 MODULES = (
     *("paper.items.tables", "paper.items.figures", "paper.items.head_to_head", "paper.items.quoted"),
     *("paper.items.second_member", "paper.items.autoattack", "paper.items.gallery", "paper.items.certificates"),
-    *("paper.bench.throughput", "paper.bench.attacks", "paper.bench.networks", "paper.bench.scaling"),
-    *("paper.bench.command", "paper.bench.training"),
+    *("paper.bench.throughput", "paper.bench.attacks", "paper.bench.networks", "paper.bench.planes"),
+    *("paper.bench.scaling", "paper.bench.command", "paper.bench.training"),
 )
 for name in MODULES:
     import_module(name)

@@ -170,7 +170,7 @@ def test_equal_alphas_are_visited_in_the_given_order() -> None:
     ensemble = RandomizedEnsemble([member(i) for i in range(4)], [0.2, 0.3, 0.2, 0.3])
     x = points(3, 6)
     y = labels_of(ensemble, x)
-    ARC(steps=1)(ensemble, x, y, Ball("l2", 1e-3))
+    ARC(steps=1, planes=4)(ensemble, x, y, Ball("l2", 1e-3))
     LinearARC()(ensemble, x, y, Ball("l2", 1e-3))
     assert called == [1, 3, 0, 2] * 2
 

@@ -118,7 +118,7 @@ def test_arc_takes_one_gradient_call_a_member_and_step() -> None:
     y = labels_of(ensemble, x)
     for r in recorders:
         r.seen.clear()
-    ARC(steps=5)(ensemble, x, y, Ball("l2", 1e-4))  # so small that nothing falls
+    ARC(steps=5, planes=4)(ensemble, x, y, Ball("l2", 1e-4))  # so small that nothing falls
     for r in recorders:
         assert r.with_gradient == 5
         assert len(r.seen) - r.with_gradient == 5 * 3 + 1  # the clean logits

@@ -15,6 +15,8 @@ from recarc.attacks.registry import register
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball, per_sample, working_dtype
 
+LONGEST = 2.0  # see `_plane_and_beta`
+
 
 @register("arc", label="ARC", help="Algorithm 2 of the paper")
 @register("corrected_arc", label="ARC, corrected", help="ARC with the distance its proof needs", variant="corrected")
@@ -29,7 +31,7 @@ class ARC(Attack):
 
     steps: int = 20  # K, the paper's for CIFAR-10
     step_size: float | None = None  # eta; the paper: eps for linf, eps/4 for l2
-    planes: int | None = None  # G of Appendix D; None: all C - 1
+    planes: int | None = None  # G of Appendix D; None: all C - 1, less those that are too far to be the nearest
     variant: str = "paper"
     rho: float = 0.05  # in units of eps; the paper's rho = 0.05 eps
 
@@ -84,15 +86,18 @@ class ARC(Attack):
     ) -> tuple[Plane, Tensor]:
         """The plane to cross and how far to push. "i = 1" needs no case: delta_l = 0 cancels beta."""
         member, norm = problem.ensemble.members[i], problem.ball.norm
-        rho = self.rho * problem.ball.radius(x_tilde)
+        planes, rho = self.planes or problem.classes - 1, self.rho * problem.ball.radius(x_tilde)
         if self.variant == "paper":
-            plane = nearest_plane(member, x_tilde, norm, label=None, planes=self.planes)
+            # Paper: all C - 1 planes. Here, unless `planes` is set: no plane that would need a normal of more than
+            # LONGEST times the length of the others', because such a plane is almost never the nearest.
+            longest = LONGEST if self.planes is None else math.inf
+            plane = nearest_plane(member, x_tilde, norm, label=None, planes=planes, longest=longest)
             gap, reach = (plane.along(delta_l) + plane.zeta).abs(), plane.zeta
         else:
             # Paper: zeta at x + delta + delta_l, to which the projection of delta_l is added again. Here: the
             # distance zeta0 from x + delta, because Theorem 5.1's proof needs (1 - zeta0/eta) beta > zeta; and the
             # planes around y, so that a fooled member (zeta < 0) is pushed deeper and not back.
-            plane = nearest_plane(member, x_tilde, norm, label=problem.y, planes=self.planes, offset=delta_l)
+            plane = nearest_plane(member, x_tilde, norm, label=problem.y, planes=planes, offset=delta_l)
             gap, reach = plane.zeta.clamp(min=0), plane.zeta - plane.along(delta_l)
         near = reach < eta
         beta = eta / torch.where(near, eta - reach, 1) * torch.where(near, gap, 0) + rho

@@ -36,7 +36,7 @@ class LinearARC(Attack):
         delta = torch.zeros_like(x, dtype=working_dtype(x))
         v = problem.clean_accuracy()
         for i in ensemble.order:
-            plane = nearest_plane(ensemble.members[i], x, ball.norm, label=problem.y, planes=None)
+            plane = nearest_plane(ensemble.members[i], x, ball.norm, label=problem.y, planes=problem.classes - 1)
             g, zeta = -ball.norm.steepest(plane.w), plane.zeta.abs()
             near = zeta < eps
             gap = (plane.along(delta) + zeta).abs()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -29,50 +31,127 @@ class Plane(NamedTuple):
 
 
 def nearest_plane(
-    member: Member, x: Tensor, norm: Norm, *, label: Tensor | None, planes: int | None, offset: Tensor | None = None
+    member: Member,
+    x: Tensor,
+    norm: Norm,
+    *,
+    label: Tensor | None,
+    planes: int,
+    offset: Tensor | None = None,
+    longest: float = math.inf,
 ) -> Plane:
     """Eq. (15): of the planes between class m and its G runners-up, the one nearest to x - offset.
 
-    m is `label`, or the label the member assigns (None); planes = G, None for all C - 1. Planes run through the
-    linearisation at x. One backward pass of f_m - f_j per plane.
+    m is `label`, or the label the member assigns (None); planes = G. Planes run through the linearisation at x. One
+    backward pass of f_m - f_j per plane, the likeliest classes first, a few at a time. A sample is done as soon as the
+    next plane could be nearer only with a normal more than `longest` times as long as any so far.
     """
-    values, pull_back = linearised(member, x)
+    values, pull_back, all_at_once = linearised(member, x, planes)
     m = values.argmax(1) if label is None else label
-    rivals = values.scatter(1, m[:, None], -math.inf).topk(planes or values.shape[1] - 1, dim=1).indices.T
-    h = values.gather(1, m[:, None]).T - values.gather(1, rivals.T).T  # (G, B)
-    difference = torch.zeros_like(values).scatter_(1, m[:, None], 1).repeat(len(h), 1, 1)
-    difference.scatter_(2, rivals[:, :, None], -1)  # (G, B, C), the gradient of h in the logits
-    w_best = torch.zeros_like(x, dtype=working_dtype(x))
-    nearest = torch.full((len(x),), math.inf, dtype=w_best.dtype, device=x.device)
-    zeta_best, rows = nearest.clone(), torch.arange(len(x), device=x.device)
-    at_once = max(1, AT_ONCE // max(1, x.numel()))
-    for start in range(0, len(h), at_once):
-        some = range(start, min(start + at_once, len(h)))
-        w = pull_back(difference[some.start : some.stop], some.stop < len(h))
-        w = w.to(w_best.dtype).nan_to_num_(nan=0.0)
-        zeta = distance = _distances(norm, w, h[some.start : some.stop])
-        if offset is not None:
-            distance = _distances(norm, w, h[some.start : some.stop] - total((w * offset).flatten(0, 1)).view_as(zeta))
+    rivals = values.scatter(1, m[:, None], -math.inf).topk(planes, dim=1).indices.T
+    h = values.gather(1, m[:, None]).T - values.gather(1, rivals.T).T  # (G, B), ascending
+    best = _Nearest.of_none(x, norm, offset)
+    if all_at_once:
+        w = pull_back(_in_logits(m, rivals, values), False)
+    for start, stop in itertools.pairwise(_cuts(planes, longest)):
+        more = best.may_be_beaten(h[start], longest)
+        if all_at_once:  # then leaving planes out saves nothing, but must give the same answer
+            best.offer(slice(None), w[start:stop], h[start:stop], more)
+            continue
+        rows: Tensor | slice = slice(None)
+        if start:
+            rows = more.nonzero()[:, 0]
+            if not len(rows):
+                break
+            _, pull_back, _ = linearised(member, x[rows], stop - start)
+        step = max(1, AT_ONCE // max(1, x[rows].numel()))
+        for k in range(start, stop, step):
+            some = slice(k, min(k + step, stop))
+            weights = _in_logits(m[rows], rivals[some, rows], values)
+            best.offer(rows, pull_back(weights, some.stop < stop), h[some, rows])
+    length = norm.dual(best.w)
+    return Plane(best.w / per_sample(torch.where(length > 0, length, 1), best.w), best.zeta)
+
+
+def _in_logits(m: Tensor, rivals: Tensor, values: Tensor) -> Tensor:
+    """The gradient of f_m - f_j in the logits, (k, n, C), for rivals j (k, n)."""
+    weights = values.new_zeros(*rivals.shape, values.shape[1])
+    return weights.scatter_(2, m.expand_as(rivals)[:, :, None], 1).scatter_(2, rivals[:, :, None], -1)
+
+
+def _cuts(planes: int, longest: float) -> list[int]:
+    """After how many planes to ask whether the next could be nearer: seldom, since a new forward pass follows."""
+    cuts = [0]
+    while cuts[-1] < planes:
+        cuts.append(planes if math.isinf(longest) else min(planes, 2 * cuts[-1] + 1 if cuts[-1] else 2))
+    return cuts
+
+
+@dataclass
+class _Nearest:
+    """The nearest plane of each sample so far, and its distance from x - offset; improved in place."""
+
+    norm: Norm
+    offset: Tensor | None
+    w: Tensor
+    zeta: Tensor
+    distance: Tensor
+    length: Tensor  # of the longest normal so far
+
+    @classmethod
+    def of_none(cls, x: Tensor, norm: Norm, offset: Tensor | None) -> _Nearest:
+        w = torch.zeros_like(x, dtype=working_dtype(x))
+        far = torch.full((len(x),), math.inf, dtype=w.dtype, device=x.device)
+        return cls(norm, offset, w, far, far.clone(), torch.zeros_like(far))
+
+    def may_be_beaten(self, h: Tensor, longest: float) -> Tensor:
+        """Whether a plane with this h could be nearer, with a normal at most `longest` times as long as any so far.
+
+        Also where there was no normal so far, which makes the product NaN.
+        """
+        return ~(h >= longest * self.length * self.distance)
+
+    def offer(self, rows: Tensor | slice, w: Tensor, h: Tensor, allowed: Tensor | None = None) -> None:
+        """Planes (k, n) with normals w (k, n, ...) of the samples `rows`, or of the `allowed` ones among these."""
+        w = w.to(self.w.dtype).nan_to_num_(nan=0.0)
+        length = self.norm.dual(w.flatten(0, 1)).view_as(h)
+        zeta = distance = _over(h, length)
+        if self.offset is not None:
+            distance = _over(h - total((w * self.offset[rows]).flatten(0, 1)).view_as(h), length)
         distance = torch.where(distance.isnan(), math.inf, distance)
-        first = distance.argmin(0)
-        closer = distance[first, rows] < nearest
-        nearest = torch.where(closer, distance[first, rows], nearest)
-        zeta_best = torch.where(closer, zeta[first, rows], zeta_best)
-        w_best = torch.where(per_sample(closer, w_best), w[first, rows], w_best)
-    length = norm.dual(w_best)
-    return Plane(w_best / per_sample(torch.where(length > 0, length, 1), w_best), zeta_best)
+        if allowed is not None:
+            distance, length = torch.where(allowed, distance, math.inf), torch.where(allowed, length, 0)
+        first, each = distance.argmin(0), torch.arange(h.shape[1], device=h.device)
+        closer = distance[first, each] < self.distance[rows]
+        self.w[rows] = torch.where(per_sample(closer, w[0]), w[first, each], self.w[rows])
+        self.zeta[rows] = torch.where(closer, zeta[first, each], self.zeta[rows])
+        self.distance[rows] = torch.where(closer, distance[first, each], self.distance[rows])
+        self.length[rows] = torch.maximum(self.length[rows], length.amax(0))
 
 
-def linearised(member: Member, x: Tensor) -> tuple[Tensor, PullBack]:
+def _over(h: Tensor, length: Tensor) -> Tensor:
+    """Signed distances of planes with normals of these lengths; inf without a normal (`Norm.distance`)."""
+    return torch.where(length > 0, h.to(length.dtype) / length, math.inf)
+
+
+class Linearised(NamedTuple):
     """Logits at x, and a function of weights (k, B, C) for the k gradients of <weights, logits> in x.
 
-    The function is told whether it will be called again. An accelerated member brings its own `linearised`.
+    The function is told whether it will be called again.
     """
+
+    logits: Tensor
+    pull_back: PullBack
+    all_at_once: bool = False  # whether as many gradients as were announced cost little more than one
+
+
+def linearised(member: Member, x: Tensor, count: int) -> Linearised:
+    """For a member whose gradients will be asked for up to `count` times. An accelerated member brings its own."""
     own = getattr(member, "linearised", None)
-    return by_autograd(member, x) if own is None else own(x)
+    return by_autograd(member, x) if own is None else Linearised(*own(x, count))
 
 
-def by_autograd(member: Member, x: Tensor) -> tuple[Tensor, PullBack]:
+def by_autograd(member: Member, x: Tensor) -> Linearised:
     """`linearised` of any member."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
@@ -83,9 +162,4 @@ def by_autograd(member: Member, x: Tensor) -> tuple[Tensor, PullBack]:
             values = [(logits * each).sum() for each in weights]
         return torch.stack([differentiate(v, x, again or j + 1 < len(values)) for j, v in enumerate(values)])
 
-    return logits.detach(), pull_back
-
-
-def _distances(norm: Norm, w: Tensor, h: Tensor) -> Tensor:
-    """Signed distances (G, B) of planes with normals w (G, B, ...)."""
-    return norm.distance(w.flatten(0, 1), h.flatten()).view_as(h)
+    return Linearised(logits.detach(), pull_back)

@@ -39,7 +39,9 @@ BoxOption = Annotated[str, typer.Option(help="Range of valid inputs: low,high, o
 PresetOption = Annotated[str | None, typer.Option(help="Effort of the tight attack: quick, standard or thorough.")]
 StepsOption = Annotated[int | None, typer.Option(help="Iterations of the attack.")]
 StepSizeOption = Annotated[str | None, typer.Option(help="Step size of the attack, such as 2/255.")]
-PlanesOption = Annotated[int | None, typer.Option(help="ARC's G: competing classes per step (default: all).")]
+PlanesOption = Annotated[
+    int | None, typer.Option(help="ARC's G: competing classes per step (default: all that can be nearest).")
+]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of the attack's random numbers.")]
 
 TrackOption = Annotated[

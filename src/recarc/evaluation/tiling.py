@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recarc.attacks.nearest_plane import PullBack, by_autograd
+from recarc.attacks.nearest_plane import Linearised, by_autograd
 from recarc.ensemble import Member, RandomizedEnsemble
 from recarc.runtime import COARSE, PRECISIONS, kernel_settings
 
@@ -54,19 +54,19 @@ class TiledMember(nn.Module):
             logits.register_hook(lambda _: self._count_backward(count))
         return logits
 
-    def linearised(self, x: Tensor) -> tuple[Tensor, PullBack]:
+    def linearised(self, x: Tensor, count: int) -> Linearised:
         """As `recarc.attacks.nearest_plane.linearised` wants it: the member's own where it does its own tiling."""
         own = None if self.tile is not None or not len(x) else getattr(self.member, "linearised", None)
         if own is None:
             return by_autograd(self, x)
         self.passes.forward += len(x)
-        logits, pull_back = own(x)
+        found = Linearised(*own(x, count))
 
         def counted(weights: Tensor, again: bool) -> Tensor:
             self._count_backward(len(weights) * len(x))
-            return pull_back(weights, again)
+            return found.pull_back(weights, again)
 
-        return logits, counted
+        return found._replace(pull_back=counted)
 
     def _one_tile(self, part: Tensor, tile: int) -> Tensor:
         count = len(part)

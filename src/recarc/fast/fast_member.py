@@ -91,7 +91,6 @@ class FastMember(nn.Module):
         self.may_capture = any(p.is_cuda for p in self.folded.parameters())
         self.traceable = is_traceable(self.folded)
         self.passes = Count()  # differentiable forward passes: a captured tile holds the activations of the last one
-        self._planes = 1  # gradients that were last asked for at once
         self.busy = 0  # images that keep a GPU busy; measured with the tile
         self._tile: int | None = None
         self._captured: dict[tuple[Any, ...], CapturedTile] = {}
@@ -190,19 +189,18 @@ class FastMember(nn.Module):
             logits = [self._predict(part, size).to(x.dtype, copy=True) for part, size in self.parts(x)]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
-    def linearised(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor, bool], Tensor]]:
+    def linearised(self, x: Tensor, count: int) -> tuple[Tensor, Callable[[Tensor, bool], Tensor], bool]:
         """Logits at x and their pull-back, with no autograd around it (see `recarc.attacks.nearest_plane`)."""
-        count = self._planes if self._side_by_side(x, self._planes) else 1
-        tape = Tape(self, x if count == 1 else x.repeat(count, *(1,) * (x.dim() - 1)))
+        together = count > 1 and self._side_by_side(x, count)
+        tape = Tape(self, x.repeat(count, *(1,) * (x.dim() - 1)) if together else x)
 
         def pull_back(weights: Tensor, again: bool) -> Tensor:
-            self._planes = len(weights)
-            if len(weights) == count:
+            if together and len(weights) == count:
                 return tape.pull_back(weights.flatten(0, 1)).unflatten(0, weights.shape[:2])
-            single = tape if count == 1 else Tape(self, x)
+            single = Tape(self, x) if together else tape
             return torch.stack([single.pull_back(each) for each in weights])
 
-        return tape.logits()[: len(x)], pull_back
+        return tape.logits()[: len(x)], pull_back, together
 
     def _side_by_side(self, x: Tensor, count: int) -> bool:
         """Whether so many gradients of few images are found sooner at once, on as many copies of the images."""
