@@ -22,7 +22,7 @@ class Attacker:
     attack: Any
     ensemble: RandomizedEnsemble
     dtype: torch.dtype
-    coarse: bool = False  # whether this ensemble rounds more than the judge's
+    coarse: bool = False  # whether this ensemble rounds more than the judge's, or in another way
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,16 @@ from recarc.evaluation.attack import Attacker, inner
 from recarc.evaluation.fingerprint import Json, configuration, describe, knob_of
 from recarc.evaluation.resume import FirstLogits
 from recarc.evaluation.samples import Samples, TensorSamples
-from recarc.evaluation.tiling import Passes, dtype_of, input_dtype, largest_tile, reproducible, tiled
+from recarc.evaluation.tiling import (
+    Passes,
+    any_accelerated,
+    dtype_of,
+    folded,
+    input_dtype,
+    largest_tile,
+    reproducible,
+    tiled,
+)
 from recarc.fast.tiles import tile_of_work, work_on
 from recarc.geometry import Ball
 from recarc.inputs import check_finite, check_labels, check_scale, check_x, check_y, layout_hint
@@ -125,6 +134,9 @@ def prepare(
     coarse, passes = precision in COARSE, Passes()
     most = search_tile(device, x, tile, len(samples)) if coarse else tile
     attacked = tiled(ensemble, tile, passes, precision, most)
+    if precision == "float32" and device.type == "cpu":
+        attacked = folded(attacked, x, logits, None if settings.tile == "auto" else tile)
+        coarse = any_accelerated(attacked)
     with reproducible(device):
         attack_tile = largest_tile(attacked, x)
     fixed = {"precision": precision or OWN, "device": device.type, "shard_size": shard, "tile": tile}

@@ -18,7 +18,7 @@ from recarc.fast.choice import FIXED, Way, fastest_way
 from recarc.fast.convert import folded_copy, in_search_precision, is_fully_fused, is_fused, is_traceable
 from recarc.fast.execute import CapturedTile, Executor, PlainTile
 from recarc.fast.tape import Differentiable, Tape
-from recarc.fast.tiles import SMALLEST_TILE, busy_tile, captured_sizes, tiles_for
+from recarc.fast.tiles import SMALLEST_ON_CPU, SMALLEST_TILE, busy_tile, captured_sizes, halves, tiles_for
 from recarc.runtime import COARSE, TILE, check_precision, out_of_memory
 
 STEADY = 4  # answers of a member that must agree
@@ -236,7 +236,9 @@ class FastMember(nn.Module):
             if self.settings.one_size and self.may_capture:
                 self._tile = tile = self._steady_tile(x, tile)
                 self._sizes = (tile,)
-            return (tile,)
+            elif self.settings.one_size and not self.capturing:
+                self._sizes = self._same_bits(x, halves(tile, SMALLEST_ON_CPU))
+            return self._sizes or (tile,)
         if self._sizes is None:
             self._sizes = captured_sizes(tile)
             if self.settings.one_size:

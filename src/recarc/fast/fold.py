@@ -47,6 +47,14 @@ def fold_batch_norm(module: nn.Module) -> nn.Module:
     return folded
 
 
+def folds(module: nn.Module) -> bool:
+    """Whether it has a batch norm that can be folded. Without one it is not traced, which runs its own code."""
+    try:
+        return any(isinstance(m, nn.BatchNorm2d) for m in module.modules()) and bool(conv_norm_pairs(module))
+    except InputError:
+        return False
+
+
 def conv_norm_pairs(module: nn.Module) -> list[tuple[str, str]]:
     """Names (convolution, batch norm) where the norm is the only reader of the convolution and both are used once."""
     graph = trace(module)

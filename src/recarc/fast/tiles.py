@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 SMALLEST_CAPTURE = 16  # images in a captured tile, at least
+SMALLEST_ON_CPU = 8  # images in a tile on a CPU, at least: fewer take as long
 BUSY, SMALLEST_TILE = 1.5e11, 32  # floating-point operations that keep a GPU busy; images at once, at least
 
 
@@ -43,9 +44,13 @@ def busy_tile(net: nn.Module, x: Tensor) -> int:
 
 
 def captured_sizes(tile: int) -> tuple[int, ...]:
-    """From small to large, a factor of two apart: few, since each costs a moment to capture and memory to keep."""
-    smallest = min(tile, SMALLEST_CAPTURE)
-    return tuple(sorted({max(smallest, tile >> k) for k in range(5)}))
+    """Few, since each costs a moment to capture and memory to keep."""
+    return halves(tile, SMALLEST_CAPTURE)
+
+
+def halves(tile: int, smallest: int) -> tuple[int, ...]:
+    """At most five sizes, a factor of two apart, from small to large."""
+    return tuple(sorted({max(min(tile, smallest), tile >> k) for k in range(5)}))
 
 
 def tiles_for(count: int, sizes: tuple[int, ...]) -> list[tuple[int, int]]:

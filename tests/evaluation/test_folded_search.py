@@ -1,0 +1,83 @@
+"""On a CPU members with batch norms are searched folded, in tiles of several sizes; the judge keeps the originals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import records_of
+from torch import Tensor, nn
+
+from recarc import ARC, Ball, RandomizedEnsemble, Tight, evaluate
+from recarc.evaluation.prepare import Settings, prepare
+from recarc.evaluation.samples import TensorSamples
+from recarc.evaluation.tiling import any_accelerated, largest_tile
+from tiny import cnn, labels_of, points
+
+BALL = Ball("linf", 0.1)
+
+
+def normed(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A small network with batch norms that have something to fold."""
+    torch.manual_seed(seed)
+    layers = (nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 5))
+    net = nn.Sequential(*layers)
+    with torch.no_grad():
+        net.train()(torch.randn(64, 2, 4, 4) * 2 + 1)
+    return net.eval().to(dtype)
+
+
+class Fickle(nn.Module):
+    """Answers differently once its batch norm is folded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = normed(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)
+        return out if isinstance(self.net.get_submodule("1"), nn.BatchNorm2d) else -out
+
+
+def searched(member: nn.Module, x: Tensor, **settings: Any) -> RandomizedEnsemble:
+    ensemble = RandomizedEnsemble([member])
+    samples = TensorSamples(x, torch.zeros(len(x), dtype=torch.long))
+    return prepare(ensemble, ARC(), samples, BALL, Settings(**settings), {}).attacker.ensemble
+
+
+def test_members_are_folded_where_that_changes_nothing_but_rounding() -> None:
+    x = points(20, 2, 4, 4, dtype=torch.float32)
+    assert any_accelerated(searched(normed(0), x))
+    assert largest_tile(searched(normed(0), x), x) == 64
+    assert largest_tile(searched(normed(0), x, tile=16), x) == 16
+    assert not any_accelerated(searched(cnn(0, dtype=torch.float32), x))
+    assert not any_accelerated(searched(Fickle(), x))
+    assert not any_accelerated(searched(normed(0), x, precision="float64"))
+    assert not any_accelerated(searched(normed(0, torch.float64), x))
+
+
+@pytest.mark.parametrize("attack", [ARC(steps=4), Tight("quick", steps=3)], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.1), ("l2", 0.3)])
+def test_records_of_a_folded_search_do_not_depend_on_the_batch_size(
+    attack: Any, norm: str, eps: float, tmp_path: Path
+) -> None:
+    ensemble = RandomizedEnsemble([normed(i) for i in range(2)], [0.6, 0.4])
+    x = points(90, 2, 4, 4, dtype=torch.float32)
+    y, found = labels_of(ensemble, x), []
+    for batch in ("auto", 7, 33):
+        run = tmp_path / str(batch)
+        evaluate(ensemble, attack, (x, y), Ball(norm, eps), out=run, batch_size=batch, save_inputs=True, progress=False)
+        found.append((records_of(run), [file.read_bytes() for file in sorted(run.glob("*.safetensors"))]))
+    assert found[0] == found[1] == found[2]
+
+
+def test_what_a_folded_search_finds_is_judged_by_the_members_themselves(tmp_path: Path) -> None:
+    member = normed(0)
+    x = points(60, 2, 4, 4, dtype=torch.float32)
+    y = labels_of(RandomizedEnsemble([member]), x)
+    result = evaluate(member, ARC(), (x, y), BALL, progress=False)
+    plain = evaluate(lambda u: member(u), ARC(), (x, y), BALL, progress=False)  # what cannot be folded
+    assert 0 < result.robust_accuracy < 1
+    assert result.robust_accuracy == pytest.approx(plain.robust_accuracy, abs=1 / 60)
