@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from recarc import Ball, InputError, RandomizedEnsemble, Tight, evaluate, load_ensemble, save_ensemble
-from recarc.board import entry
+from recarc.board import checks, entry
 from recarc.board.rows import Board, Kind, Row, add_row, packed, unpacked
 from recarc.board.scoring import row_of, vote_scores
 from recarc.cli.app import run
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rec = load_ensemble("zoo:bat-cnn-digits")
     save_ensemble(rec, folder / "mine", made_by={"method": "bat", "seconds": 30.0, "seed": 0})
     data = load("digits", "test", limit=SAMPLES)
-    evaluate(rec, Tight(steps=2), data, Ball("linf", 0.1), out=folder / "run", save_inputs=True, progress=False)
+    evaluate(rec, Tight(), data, Ball("linf", 0.1), out=folder / "run", save_inputs=True, progress=False)
     return folder
 
 
@@ -111,13 +111,13 @@ def test_runs_of_another_version_are_known_by_their_first_logits(folder: Path) -
     given = handed_in(folder)
     given.run.configuration["members"] = ["hashed otherwise"] * 2
     with pytest.raises(InputError, match="the weights are not those"):
-        entry.check_members(given.run, given.ensemble, given.samples)
+        checks.check_members(given.run, given.ensemble, given.samples)
     given.run.environment["recarc"] = "0.1.0"
-    assert "the first logits agree" in entry.check_members(given.run, given.ensemble, given.samples)
+    assert "the first logits agree" in checks.check_members(given.run, given.ensemble, given.samples)
     with torch.no_grad():
         next(given.ensemble.modules_of_members[1].parameters()).mul_(1.1)
     with pytest.raises(InputError, match="the weights are not those"):
-        entry.check_members(given.run, given.ensemble, given.samples)
+        checks.check_members(given.run, given.ensemble, given.samples)
 
 
 def test_a_weak_or_unfinished_run_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_weak_or_unfinished_run_is_refused(folder: Path, tmp_path: Path) -> No
     given = load_runs([folder / "run"])[0]
     given.evaluation.expected_samples = SAMPLES + 1
     with pytest.raises(InputError, match="not finished"):
-        entry.check_run(given, DIGITS)
+        checks.check_run(given, DIGITS)
 
 
 def test_random_members_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,13 @@ def test_random_members_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatc
     opened.first_logits = [None, opened.first_logits[1]]
     monkeypatch.setattr(entry.RunFolder, "open", lambda path: opened)
     with pytest.raises(InputError, match="is random"):
-        entry.check_run(load_runs([folder / "run"])[0], DIGITS)
+        checks.check_run(load_runs([folder / "run"])[0], DIGITS)
+
+
+def test_an_entry_with_the_average_of_something_else_is_refused(folder: Path, capsys: Any) -> None:
+    add = ["board", "add", f"{folder / 'run'}", "--ensemble", f"{folder / 'mine'}", "--average", f"{folder / 'run'}"]
+    assert run([*add, "--board", f"{folder / 'board.json'}"]) == 2
+    assert "run is not of averaged probabilities" in capsys.readouterr().err
 
 
 def handed_in(folder: Path) -> entry.Entry:

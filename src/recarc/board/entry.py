@@ -11,18 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from recarc import __version__
 from recarc.attacks import PGD, RandomAttacker, Tight
+from recarc.board.checks import check_average, check_members, check_run
 from recarc.board.rows import Board, Row
 from recarc.board.scoring import row_of
 from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError
 from recarc.evaluation.engine import evaluate
-from recarc.evaluation.fingerprint import eps_text, module_hash
+from recarc.evaluation.fingerprint import eps_text
 from recarc.evaluation.intervals import paired_interval
-from recarc.evaluation.resume import SAVED_SAMPLES, FirstLogits
 from recarc.evaluation.run_folder import RunFolder
 from recarc.evaluation.samples import Samples
 from recarc.evaluation.tiling import reproducible
@@ -34,7 +33,6 @@ from recarc.report.runs import Run, load_runs
 
 AGAIN = 64  # samples that are attacked again
 AGREES = 0.001  # by how much the accuracy of the saved inputs may differ on another machine
-PRESETS = ("standard", "thorough")
 BATCH = 256
 
 
@@ -76,6 +74,9 @@ def check_entry(
     made_by = rec.made_by
     entry = Entry(run, rec, attacked_samples(run.data, data_dir))
     weights = check_members(run, rec, entry.samples)
+    averaged = None if average is None else one_run(average)
+    if averaged is not None:
+        check_average(averaged, run, rec, entry.samples)
     judged = judged_again(entry)
     drawn = secrets.randbits(32) if seed is None else seed
     attacked = attacked_again(entry, again, drawn)
@@ -98,7 +99,7 @@ def check_entry(
     return row_of(
         run,
         method or str(made_by.get("method") or folder.name),
-        None if average is None else one_run(average),
+        averaged,
         flops=flops(rec, entry.samples),
         cross=cross,
         minutes=float(seconds) / 60 if isinstance(seconds, (int, float)) else None,
@@ -112,40 +113,6 @@ def one_run(path: str | Path) -> Run:
     if not runs:
         raise InputError(f"{path} has no run of a tight attack; make one: recarc evaluate ... --attack tight --out DIR")
     return max(runs, key=lambda run: len(run.evaluation))
-
-
-def check_run(run: Run, board: Board) -> None:
-    """On the board's problem, finished, by an attack that is strong enough, of members that repeat themselves."""
-    data, norm = (run.data.get("name"), run.data.get("split")), str(run.ball.get("norm"))
-    if data != (board.data, board.split):
-        raise InputError(f"{run.name} is on {run.data_text}; this board is on {board.data} {board.split}")
-    if norm not in board.eps or run.eps is None or abs(run.eps - board.eps[norm]) > 1e-9:
-        balls = " and ".join(f"{name} eps {eps_text(eps)}" for name, eps in board.eps.items())
-        raise InputError(f"{run.name} is in {run.ball_text}; this board is in {balls}")
-    if run.ball.get("box") != [0.0, 1.0]:
-        raise InputError(f"{run.name} has the box {run.ball.get('box')}; this board has images in [0, 1]")
-    if not run.evaluation.complete:
-        raise InputError(f"{run.name} is not finished; rerun its command to resume")
-    if run.evaluation.preset not in PRESETS:
-        raise InputError(f"{run.name} used the preset {run.evaluation.preset}; a row needs {' or '.join(PRESETS)}")
-    if None in RunFolder.open(run.evaluation.path or run.name).first_logits:
-        raise InputError(f"a member of {run.name} is random: it gives one input different logits, so nothing is exact")
-
-
-def check_members(run: Run, rec: RandomizedEnsemble, samples: Samples) -> str:
-    """The members are those of the run: by their hashes or, if another version of recarc made these, their answers."""
-    found = [module_hash(member) for member in rec.members if isinstance(member, nn.Module)]
-    if found == run.configuration.get("members"):
-        return "the hashes agree"
-    version = run.environment.get("recarc")
-    saved = RunFolder.open(run.evaluation.path or run.name).first_logits
-    if version != __version__ and all(lines is not None for lines in saved):
-        x = samples.batch(np.arange(SAVED_SAMPLES))[0].to(rec.device_of_members())
-        with frozen(rec), reproducible(x.device):
-            logits = rec.logits(x)
-        if not FirstLogits.of(rec, logits, logits).changes_from(saved):
-            return f"recarc {version} hashed otherwise; the first logits agree"
-    raise InputError(f"the weights are not those that {run.name} attacked: they changed since, or are another's")
 
 
 def judged_again(entry: Entry) -> str:

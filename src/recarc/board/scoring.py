@@ -25,8 +25,6 @@ def row_of(run: Run, method: str, average: Run | None = None, **known: Any) -> R
     alone, floors = evaluation.alone, evaluation.floor_scores
     if alone is None or floors is None:
         raise InputError(f"{run.name} attacked no member alone; a row needs a run of --attack tight")
-    if average is not None and average.data != run.data:
-        raise InputError(f"{average.name} is on other images than {run.name}; both belong to one row")
     attacked = np.where((evaluation.alpha > 0)[:, None], alone, False)
     best = int(attacked.mean(1).argmax())
     seen = patterns(evaluation)
