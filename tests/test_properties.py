@@ -305,9 +305,8 @@ def rows(draw: st.DrawFn, names: st.SearchStrategy[str] = TEXT) -> Row:
 @st.composite
 def boards(draw: st.DrawFn, names: st.SearchStrategy[str] = TEXT) -> Board:
     board = Board(draw(names), draw(names), draw(st.dictionaries(names, SHARES, max_size=2)))
-    for row in draw(st.lists(rows(names), max_size=2)):
-        board = board.with_row(row)
-    return board
+    found = {row.name: row for row in draw(st.lists(rows(names), max_size=2))}
+    return replace(board, rows=tuple(found.values()))
 
 
 @given(boards())
@@ -513,7 +512,7 @@ def test_the_page_of_a_board(folder: Any, board: Board, row: Row) -> None:
         row, method="x", norm="x", verdict="x", flops=1.0, minutes=1.0, signals=["x"], average=0.1, joint=0.1
     )
     whole = Board(eps={"x": 1.0}, rows=(replace(plain, provenance=dict.fromkeys(("hardware", "command"), "x")),))
-    expected, found = board_page(folder, whole), board_page(folder, board.with_row(row))
+    expected, found = board_page(folder, whole), board_page(folder, replace(board, rows=(*board.rows, row)))
     assert found.parts <= expected.parts and found.scripts == expected.scripts
 
 

@@ -15,6 +15,7 @@ import torch
 
 from recarc import Ball, InputError, RandomizedEnsemble, Tight, evaluate, load_ensemble, save_ensemble
 from recarc.board import checks, entry
+from recarc.board.names import LABELS, method_name, trained_name
 from recarc.board.rows import Board, Kind, Row, add_row, packed, unpacked
 from recarc.board.scoring import row_of, vote_scores
 from recarc.cli.app import run
@@ -22,6 +23,7 @@ from recarc.data import load
 from recarc.evaluation import Evaluation
 from recarc.evaluation.records import Records
 from recarc.report.runs import load_runs
+from recarc.training import methods
 
 DIGITS = Board("digits", "test", {"linf": 0.1})
 SAMPLES = 12
@@ -55,7 +57,7 @@ def test_an_entry_becomes_a_row(folder: Path, capsys: pytest.CaptureFixture[str]
     assert "saved inputs" not in capsys.readouterr().err
     (row,) = Board.read(folder / "board.json").rows
     result = Evaluation.load(folder / "run")
-    assert (row.method, row.norm, row.members, row.samples) == ("bat", "linf", 2, SAMPLES)
+    assert (row.method, row.norm, row.members, row.samples) == ("BAT", "linf", 2, SAMPLES)
     assert row.tight["value"] == result.robust_accuracy and row.floor == result.floor
     assert result.alone is not None
     assert row.best_member == result.alone.mean(1).max()
@@ -73,8 +75,8 @@ def test_an_entry_becomes_a_row(folder: Path, capsys: pytest.CaptureFixture[str]
     page = folder / "board.html"
     assert run(["board", "show", "--board", f"{folder / 'board.json'}", "--page", f"{page}", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert shown["rows"][0]["method"] == "bat" and "The largest gain" in shown["answer"]
-    assert "bat, linf, M = 2" in page.read_text() and page.read_text().count("<tbody data-method") == 1
+    assert shown["rows"][0]["method"] == "BAT" and "The largest gain" in shown["answer"]
+    assert "BAT, linf, M = 2" in page.read_text() and page.read_text().count("<tbody data-method") == 1
 
 
 def test_a_second_entry_of_the_same_name_replaces_the_first(folder: Path, tmp_path: Path) -> None:
@@ -83,6 +85,29 @@ def test_a_second_entry_of_the_same_name_replaces_the_first(folder: Path, tmp_pa
     board = add_row(tmp_path / "b.json", replace(row, clean=0.5))
     assert [r.clean for r in board.rows] == [0.5]
     assert len(add_row(tmp_path / "b.json", replace(row, method="iat")).rows) == 2
+
+
+def test_a_shorter_run_replaces_no_longer_one(folder: Path, tmp_path: Path) -> None:
+    row = replace(row_of(load_runs([folder / "run"])[0], "BAT"), samples=SAMPLES + 1, kept="")
+    why = "BAT, linf, M = 2, alpha 0.7, 0.3, seed 0 is on the board with 13 images, and this run has 12; "
+    with pytest.raises(InputError, match=re.escape(why)):
+        added(folder, replace(DIGITS, rows=(row,)))  # before anything is attacked again
+    board = add_row(tmp_path / "b.json", row)
+    with pytest.raises(InputError, match=re.escape(why)):
+        add_row(tmp_path / "b.json", replace(row, samples=SAMPLES))
+    assert Board.read(tmp_path / "b.json") == board
+    assert add_row(tmp_path / "b.json", replace(row, samples=SAMPLES + 1, clean=0.5)).rows[0].clean == 0.5
+
+
+def test_methods_trained_alike_have_one_name() -> None:
+    assert {*methods.names()} == {*LABELS}
+    assert [method_name(text) for text in ("iat", " Iat, width 8", "My method", "mrboost")] == [
+        *("IAT", "IAT, width 8", "My method", "MRBoost")
+    ]
+    trained = {"method": "jat", "recipe": {"diversity": 0.5}, "arch_options": {"width": 8}}
+    assert trained_name(trained, "folder") == "JAT, 0.5, width 8"
+    assert trained_name({"method": "iat", "recipe": {"diversity": 1.0}}, "folder") == "IAT"
+    assert trained_name({}, "my-folder") == "my-folder"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from recarc.attacks import PGD, RandomAttacker, Tight
 from recarc.board.checks import check_average, check_members, check_run
+from recarc.board.names import kind_name, method_name, row_name, trained_name
 from recarc.board.rows import Board, Row
 from recarc.board.scoring import row_of
 from recarc.ensemble import RandomizedEnsemble, frozen
@@ -61,17 +62,21 @@ def check_entry(
     again: int = AGAIN,
     seed: int | None = None,
     alpha_by: str | None = None,
+    trust_code: bool = False,
 ) -> Row:
     """The row of a run on the board's data; an InputError of one line says why there is none.
 
     The weights must be those of the run; saved inputs are judged again in float32; `again` samples, drawn now, are
-    attacked again by `Tight`, which must not find clearly more than the run did.
+    attacked again by `Tight`, which must not find clearly more than the run did. `trust_code` as in `load_ensemble`.
     """
     run = one_run(path)
     check_run(run, board)
     folder = ensemble_folder(ensemble if ensemble is not None else run.ensemble)
-    rec = load_ensemble(folder, device).with_alpha(run.alpha)
+    rec = load_ensemble(folder, device, trust_code=trust_code).with_alpha(run.alpha)
     made_by = rec.made_by
+    method = trained_name(made_by, folder.name) if method is None else method_name(method)
+    kind = kind_name(method, str(run.ball["norm"]), len(rec), run.alpha)
+    board.check_not_shorter(row_name(kind, made_by.get("seed", 0)), len(run.evaluation))
     entry = Entry(run, rec, attacked_samples(run.data, data_dir))
     weights = check_members(run, rec, entry.samples)
     averaged = None if average is None else one_run(average)
@@ -98,7 +103,7 @@ def check_entry(
     seconds = made_by.get("seconds")
     return row_of(
         run,
-        method or str(made_by.get("method") or folder.name),
+        method,
         averaged,
         flops=flops(rec, entry.samples),
         cross=cross,

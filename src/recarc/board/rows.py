@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from recarc.atomic import Lock, read_plain, write_bytes
+from recarc.board.names import kind_name, row_name
 from recarc.errors import InputError, first_line
 from recarc.evaluation.intervals import holm, p_value, paired_interval, wilson
 
@@ -60,13 +61,18 @@ class Row:
     @property
     def kind(self) -> str:
         """What rows have in common that differ in the seed alone."""
-        weights = "uniform" if np.ptp(self.alpha) < 1e-6 else ", ".join(f"{a:.3g}" for a in self.alpha)
-        return f"{self.method}, {self.norm}, M = {self.members}, alpha {weights}"
+        return kind_name(self.method, self.norm, self.members, self.alpha)
 
     @property
     def name(self) -> str:
         """Tells rows apart: a new row of the same name takes the place of the old one."""
-        return f"{self.kind}, seed {self.provenance.get('seed', 0)}"
+        return row_name(self.kind, self.provenance.get("seed", 0))
+
+    @property
+    def verdict_text(self) -> str:
+        """The verdict, with the signals of masked gradients that keep it open."""
+        signals = ", ".join(signal.replace("_", " ") for signal in self.signals)
+        return f"{self.verdict}: {signals}" if signals else self.verdict
 
     @property
     def drawn(self) -> int:
@@ -131,9 +137,19 @@ class Board:
 
     def with_row(self, new: Row) -> Board:
         """Add or replace a row; norms, then methods, then members, are in order."""
+        self.check_not_shorter(new.name, new.samples)
         rows = {row.name: row for row in self.rows} | {new.name: new}
         order = sorted(rows.values(), key=lambda row: (row.norm != "linf", row.norm, row.method, row.members, row.name))
         return replace(self, rows=tuple(order))
+
+    def check_not_shorter(self, name: str, samples: int) -> None:
+        """Refuse a row on fewer images than the one whose place it would take."""
+        for row in self.rows:
+            if row.name == name and samples < row.samples:
+                raise InputError(
+                    f"{name} is on the board with {row.samples:,} images, and this run has {samples:,}; evaluate on as "
+                    "many, or name it otherwise with --method"
+                )
 
     @property
     def kinds(self) -> list[Kind]:
