@@ -22,7 +22,7 @@ from recarc import (
     load_ensemble,
 )
 from recarc.board import checks
-from recarc.board.rows import Board
+from recarc.board.boards import Board
 from recarc.data import load
 from recarc.evaluation.fingerprint import describe
 from recarc.report.runs import Run, load_runs

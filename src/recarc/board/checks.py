@@ -11,7 +11,7 @@ from torch import nn
 
 from recarc import __version__
 from recarc.attacks import Tight
-from recarc.board.rows import Board
+from recarc.board.boards import Board
 from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError
 from recarc.evaluation.fingerprint import attack_text, eps_text, module_hash

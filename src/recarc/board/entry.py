@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from recarc.attacks import PGD, RandomAttacker, Tight
+from recarc.board.boards import Board
 from recarc.board.checks import check_average, check_members, check_run
 from recarc.board.names import kind_name, method_name, row_name, trained_name
-from recarc.board.rows import Board, Row
+from recarc.board.rows import Row
 from recarc.board.scoring import row_of
 from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError

@@ -44,8 +44,8 @@ def add(
 
     Example: `recarc board add runs/mine --board board.json`
     """
+    from recarc.board.boards import Board, add_row
     from recarc.board.entry import check_entry
-    from recarc.board.rows import Board, add_row
     from recarc.errors import InputError
     from recarc.runtime import use_device
 
@@ -82,10 +82,11 @@ def show(
 ) -> None:
     """Print the board, and the answer to its question.
 
-    Example: `recarc board show --board board.json --page board.html`
+    Example: `recarc board show --board paper/results/board.json --page board.html`
     """
+    from recarc.board.answer import answer, remarks
+    from recarc.board.boards import Board
     from recarc.board.page import write_board
-    from recarc.board.rows import Board
     from recarc.errors import InputError
 
     if not board_file.exists():
@@ -97,27 +98,28 @@ def show(
         print_json(
             {
                 **asdict(content),
-                "answer": content.answer,
-                "remarks": content.remarks,
+                "answer": answer(content),
+                "remarks": remarks(content),
                 "page": None if page is None else str(page),
             }
         )
         return
-    head = ["ensemble", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "vote", "average"]
+    head = ["ensemble", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "most", "P(R)", "vote"]
     rows = [
         [
             row.name,
             *(percent(v) for v in (row.clean, row.adaptive_pgd, row.arc, row.tight["value"], row.floor)),
             percent(row.best_member),
-            f"{100 * row.gain['value']:+.2f}" if row.members > 1 else "",
+            *((f"{100 * row.gain['value']:+.2f}", percent(row.most)) if row.members > 1 else ("", "")),
+            "" if row.joint is None else percent(row.joint),
             percent(row.vote),
             "" if row.average is None else percent(row.average),
             row.verdict_text,
         ]
         for row in content.rows
     ]
-    print_table([*head, "verdict"], rows)
-    for line in [content.answer, *content.remarks]:
+    print_table([*head, "average", "verdict"], rows)
+    for line in [answer(content), *remarks(content)]:
         print_line(line)
     if page is not None:
         print_line(f"{page}: open it in a browser")
