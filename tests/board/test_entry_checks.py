@@ -101,6 +101,11 @@ def test_averages_of_something_else_are_refused(
         checks.check_average(unfinished, drawn, mine, DATA)
 
 
+def test_a_run_without_the_box_of_images_is_refused(drawn: Run) -> None:
+    with pytest.raises(InputError, match="drawn has the box None; this board has images in"):
+        checks.check_run(configured(drawn, **ball("linf", 0.1, None)), DIGITS)
+
+
 class Weak(Tight):
     """Has the name of its attack below."""
 
