@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paper import results
 from paper.bench.throughput import ATTACK, NETS, TRAINING
+from paper.board import board_table
 from paper.claims import judge
 from paper.costs import attack_passes, training_passes
 from paper.items import ITEMS
@@ -18,7 +19,6 @@ from paper.plots import draw
 from paper.recipe import Item
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import Grid, grids
-from recarc.board import Board
 from recarc.errors import InputError
 from recarc.provenance import short
 
@@ -285,25 +285,6 @@ def gallery_table(measured: Measured) -> str:
     problem = f"{last.images} test images of digits, {last.norm} eps {last.eps}"
     note = f"{problem}; {last.hardware}, {last.date}, {short(last.commit or '')}, `{last.command}`."
     return f"{Grid('', ['member', *columns, 'verdict', 'signals with every seed'], cells).markdown()}\n\n{note}"
-
-
-def board_table(path: Path) -> str:
-    """The board: its answer, one line per row, and what other methods gain over independent members."""
-    if not path.exists():
-        return "Not measured yet: `recarc board add`, then `--render`."
-    board = Board.read(path)
-    header = ["ensemble", "images", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "verdict"]
-    header += ["average", "GPU minutes"]
-    cells = []
-    for row in board.rows:
-        figures = [row.clean, row.adaptive_pgd, row.arc, row.tight["value"], row.floor, row.best_member]
-        gain, low, high = (100 * row.gain[end] for end in ("value", "low", "high"))
-        cells.append([row.name, f"{row.samples:,}", *(f"{100 * value:.2f}" for value in figures)])
-        cells[-1] += [f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]" if row.members > 1 else "", row.verdict]
-        cells[-1].append("" if row.average is None else f"{100 * row.average:.2f}")
-        cells[-1].append("" if row.minutes is None else f"{row.minutes:.1f}")
-    remarks = "\n".join(f"- {remark}" for remark in board.remarks)
-    return f"{board.answer}\n\n{Grid('', header, cells).markdown()}\n\n{remarks}".rstrip()
 
 
 def costs_table(measured: Measured) -> str:

@@ -32,8 +32,9 @@ from hypothesis.extra import numpy as arrays
 import fuzz
 from paper import results
 from recarc import RandomizedEnsemble, atomic, load_ensemble, save_ensemble
+from recarc.board.boards import Board
 from recarc.board.page import write_board
-from recarc.board.rows import Board, Row
+from recarc.board.rows import Row
 from recarc.cli import options
 from recarc.cli.output import print_evaluation
 from recarc.data import load
@@ -305,9 +306,8 @@ def rows(draw: st.DrawFn, names: st.SearchStrategy[str] = TEXT) -> Row:
 @st.composite
 def boards(draw: st.DrawFn, names: st.SearchStrategy[str] = TEXT) -> Board:
     board = Board(draw(names), draw(names), draw(st.dictionaries(names, SHARES, max_size=2)))
-    for row in draw(st.lists(rows(names), max_size=2)):
-        board = board.with_row(row)
-    return board
+    found = {row.name: row for row in draw(st.lists(rows(names), max_size=2))}
+    return replace(board, rows=tuple(found.values()))
 
 
 @given(boards())
@@ -509,11 +509,13 @@ def board_page(folder: Any, board: Board) -> Skeleton:
 @given(boards(NAMES), rows(NAMES))
 @tried(8)
 def test_the_page_of_a_board(folder: Any, board: Board, row: Row) -> None:
-    plain = replace(
-        row, method="x", norm="x", verdict="x", flops=1.0, minutes=1.0, signals=["x"], average=0.1, joint=0.1
-    )
-    whole = Board(eps={"x": 1.0}, rows=(replace(plain, provenance=dict.fromkeys(("hardware", "command"), "x")),))
-    expected, found = board_page(folder, whole), board_page(folder, board.with_row(row))
+    figure = {"value": 0.5, "low": 0.4, "high": 0.6}
+    plain = replace(row, method="x", norm="x", verdict="x", flops=1.0, minutes=1.0, signals=["x"], joint=0.1)
+    plain = replace(plain, provenance=dict.fromkeys(("hardware", "command"), "x"), members=2, alpha=[0.5, 0.5])
+    far = replace(plain, signals=[], average=0.1, tight=figure, gain=figure)
+    near = replace(far, gain={"value": 0.0, "low": 0.0, "high": 0.0})
+    whole = Board(eps={"x": 1.0}, rows=(plain, replace(far, method="y"), replace(near, method="z")))
+    expected, found = board_page(folder, whole), board_page(folder, replace(board, rows=(*board.rows, row)))
     assert found.parts <= expected.parts and found.scripts == expected.scripts
 
 

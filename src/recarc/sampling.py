@@ -99,7 +99,7 @@ class AttackedSamples:
 
     def scores(self, alpha: list[float]) -> np.ndarray:
         """(N,) expected accuracy at `alpha` under the worst pattern seen on each sample."""
-        return 1 - np.max(np.array(alpha) @ np.stack(self.seen), axis=0).clip(0, 1)
+        return worst_scores(alpha, self.seen)
 
     def accuracy(self, alpha: list[float]) -> float:
         """The mean of `scores`."""
@@ -324,25 +324,38 @@ class Gain:
 
 
 def gain_over(member: int, alpha: list[float], samples: AttackedSamples) -> Gain:
-    """What `alpha` and what the best alpha gain over a member; choose alpha and member on other samples.
+    """What `alpha` and what the best alpha gain over a member; choose alpha and member on other samples."""
+    alone = worst_scores(_only(member, len(alpha)), samples.seen)
+    return Gain(member, estimate(alone), _gain(alpha, member, samples.seen), most_gain(member, samples.seen))
+
+
+def most_gain(member: int, seen: Sequence[Patterns]) -> Estimate:
+    """What the best alpha gains over a member, for the patterns found.
 
     Which alpha is the best of all does not depend on the samples, and on them it gains no more than the one that is
     best for them. So the latter's gain is an upper bound. Its interval ends where the highest of several ends: of that
     alpha, of the uniform one and of the vertices.
     """
-    size = len(alpha)
-    vertices = np.eye(size).tolist()
-    alone = samples.scores(vertices[member])
+    size = len(seen[0])
+    best = _gain(best_for_patterns(list(seen))[0], member, seen)
+    others = [[1 / size] * size, *(_only(i, size) for i in range(size))]
+    high = max(_gain(other, member, seen).high for other in others)
+    return Estimate(best.value, max(0.0, best.low), max(best.high, high))
 
-    def gain(chosen: list[float]) -> Estimate:
-        gains = samples.scores(chosen) - alone
-        ends = (0.0, 0.0) if chosen == vertices[member] else paired_interval(gains)
-        return Estimate(float(gains.mean()), *ends)
 
-    best = gain(best_for_patterns(samples.seen)[0])
-    high = max(gain(other).high for other in [[1 / size] * size, *vertices])
-    most = Estimate(best.value, max(0.0, best.low), max(best.high, high))
-    return Gain(member, estimate(alone), gain(alpha), most)
+def worst_scores(alpha: Sequence[float], seen: Sequence[Patterns]) -> np.ndarray:
+    """(N,) expected accuracy at `alpha` under the worst pattern seen on each sample."""
+    return 1 - np.max(np.array(alpha) @ np.stack(seen), axis=0).clip(0, 1)
+
+
+def _gain(alpha: list[float], member: int, seen: Sequence[Patterns]) -> Estimate:
+    alone = _only(member, len(alpha))
+    gains = worst_scores(alpha, seen) - worst_scores(alone, seen)
+    return Estimate(float(gains.mean()), *((0.0, 0.0) if alpha == alone else paired_interval(gains)))
+
+
+def _only(member: int, members: int) -> list[float]:
+    return [float(i == member) for i in range(members)]
 
 
 def _shown(share: float, ends: tuple[float, float], unit: str = " %") -> str:

@@ -14,14 +14,17 @@ import pytest
 import torch
 
 from recarc import Ball, InputError, RandomizedEnsemble, Tight, evaluate, load_ensemble, save_ensemble
-from recarc.board import entry
-from recarc.board.rows import Board, Kind, Row, add_row, packed, unpacked
+from recarc.board import checks, entry
+from recarc.board.boards import Board, add_row
+from recarc.board.names import LABELS, method_name, trained_name
+from recarc.board.rows import Row, packed, unpacked
 from recarc.board.scoring import row_of, vote_scores
 from recarc.cli.app import run
 from recarc.data import load
 from recarc.evaluation import Evaluation
 from recarc.evaluation.records import Records
 from recarc.report.runs import load_runs
+from recarc.training import methods
 
 DIGITS = Board("digits", "test", {"linf": 0.1})
 SAMPLES = 12
@@ -41,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rec = load_ensemble("zoo:bat-cnn-digits")
     save_ensemble(rec, folder / "mine", made_by={"method": "bat", "seconds": 30.0, "seed": 0})
     data = load("digits", "test", limit=SAMPLES)
-    evaluate(rec, Tight(steps=2), data, Ball("linf", 0.1), out=folder / "run", save_inputs=True, progress=False)
+    evaluate(rec, Tight(), data, Ball("linf", 0.1), out=folder / "run", save_inputs=True, progress=False)
     return folder
 
 
@@ -55,13 +58,15 @@ def test_an_entry_becomes_a_row(folder: Path, capsys: pytest.CaptureFixture[str]
     assert "saved inputs" not in capsys.readouterr().err
     (row,) = Board.read(folder / "board.json").rows
     result = Evaluation.load(folder / "run")
-    assert (row.method, row.norm, row.members, row.samples) == ("bat", "linf", 2, SAMPLES)
+    assert (row.method, row.norm, row.members, row.samples) == ("BAT", "linf", 2, SAMPLES)
     assert row.tight["value"] == result.robust_accuracy and row.floor == result.floor
     assert result.alone is not None
     assert row.best_member == result.alone.mean(1).max()
     assert row.gain["low"] <= row.gain["value"] <= row.gain["high"]
     assert row.gain["value"] == pytest.approx(row.tight["value"] - row.best_member)
     assert row.most >= row.gain["value"] - 1e-9 and row.gain_at_floor <= row.gain["value"] + 1e-9
+    assert row.gain_at_floor <= 1e-9, "the floor is a mean of what members keep alone: never more than the best"
+    assert 0 <= row.most_ends[0] <= row.most <= row.most_ends[1] and row.most_ends[1] >= row.gain["high"] - 1e-9
     assert row.flops is not None and row.flops > 1e4 and row.minutes == 0.5
     assert row.provenance["checked"]["inputs"].endswith("again")
     assert row.alone == result.alone.mean(1).tolist() and np.shape(row.cross) == (2, 2)
@@ -73,8 +78,8 @@ def test_an_entry_becomes_a_row(folder: Path, capsys: pytest.CaptureFixture[str]
     page = folder / "board.html"
     assert run(["board", "show", "--board", f"{folder / 'board.json'}", "--page", f"{page}", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert shown["rows"][0]["method"] == "bat" and "The largest gain" in shown["answer"]
-    assert "bat, linf, M = 2" in page.read_text() and page.read_text().count("<tbody data-method") == 1
+    assert shown["rows"][0]["method"] == "BAT" and "The largest gain is" in shown["answer"]
+    assert "BAT, linf, M = 2" in page.read_text() and page.read_text().count("<tbody data-method") == 1
 
 
 def test_a_second_entry_of_the_same_name_replaces_the_first(folder: Path, tmp_path: Path) -> None:
@@ -83,6 +88,29 @@ def test_a_second_entry_of_the_same_name_replaces_the_first(folder: Path, tmp_pa
     board = add_row(tmp_path / "b.json", replace(row, clean=0.5))
     assert [r.clean for r in board.rows] == [0.5]
     assert len(add_row(tmp_path / "b.json", replace(row, method="iat")).rows) == 2
+
+
+def test_a_shorter_run_replaces_no_longer_one(folder: Path, tmp_path: Path) -> None:
+    row = replace(row_of(load_runs([folder / "run"])[0], "BAT"), samples=SAMPLES + 1, kept="")
+    why = "BAT, linf, M = 2, alpha 0.7, 0.3, seed 0 is on the board with 13 images, and this run has 12; "
+    with pytest.raises(InputError, match=re.escape(why)):
+        added(folder, replace(DIGITS, rows=(row,)))  # before anything is attacked again
+    board = add_row(tmp_path / "b.json", row)
+    with pytest.raises(InputError, match=re.escape(why)):
+        add_row(tmp_path / "b.json", replace(row, samples=SAMPLES))
+    assert Board.read(tmp_path / "b.json") == board
+    assert add_row(tmp_path / "b.json", replace(row, samples=SAMPLES + 1, clean=0.5)).rows[0].clean == 0.5
+
+
+def test_methods_trained_alike_have_one_name() -> None:
+    assert {*methods.names()} == {*LABELS}
+    assert [method_name(text) for text in ("iat", " Iat, width 8", "My method", "mrboost")] == [
+        *("IAT", "IAT, width 8", "My method", "MRBoost")
+    ]
+    trained = {"method": "jat", "recipe": {"diversity": 0.5}, "arch_options": {"width": 8}}
+    assert trained_name(trained, "folder") == "JAT, 0.5, width 8"
+    assert trained_name({"method": "iat", "recipe": {"diversity": 1.0}}, "folder") == "IAT"
+    assert trained_name({}, "my-folder") == "my-folder"
 
 
 @pytest.mark.parametrize(
@@ -111,13 +139,13 @@ def test_runs_of_another_version_are_known_by_their_first_logits(folder: Path) -
     given = handed_in(folder)
     given.run.configuration["members"] = ["hashed otherwise"] * 2
     with pytest.raises(InputError, match="the weights are not those"):
-        entry.check_members(given.run, given.ensemble, given.samples)
+        checks.check_members(given.run, given.ensemble, given.samples)
     given.run.environment["recarc"] = "0.1.0"
-    assert "the first logits agree" in entry.check_members(given.run, given.ensemble, given.samples)
+    assert "the first logits agree" in checks.check_members(given.run, given.ensemble, given.samples)
     with torch.no_grad():
         next(given.ensemble.modules_of_members[1].parameters()).mul_(1.1)
     with pytest.raises(InputError, match="the weights are not those"):
-        entry.check_members(given.run, given.ensemble, given.samples)
+        checks.check_members(given.run, given.ensemble, given.samples)
 
 
 def test_a_weak_or_unfinished_run_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -128,7 +156,7 @@ def test_a_weak_or_unfinished_run_is_refused(folder: Path, tmp_path: Path) -> No
     given = load_runs([folder / "run"])[0]
     given.evaluation.expected_samples = SAMPLES + 1
     with pytest.raises(InputError, match="not finished"):
-        entry.check_run(given, DIGITS)
+        checks.check_run(given, DIGITS)
 
 
 def test_random_members_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +164,13 @@ def test_random_members_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatc
     opened.first_logits = [None, opened.first_logits[1]]
     monkeypatch.setattr(entry.RunFolder, "open", lambda path: opened)
     with pytest.raises(InputError, match="is random"):
-        entry.check_run(load_runs([folder / "run"])[0], DIGITS)
+        checks.check_run(load_runs([folder / "run"])[0], DIGITS)
+
+
+def test_an_entry_with_the_average_of_something_else_is_refused(folder: Path, capsys: Any) -> None:
+    add = ["board", "add", f"{folder / 'run'}", "--ensemble", f"{folder / 'mine'}", "--average", f"{folder / 'run'}"]
+    assert run([*add, "--board", f"{folder / 'board.json'}"]) == 2
+    assert "run is not of averaged probabilities" in capsys.readouterr().err
 
 
 def handed_in(folder: Path) -> entry.Entry:
@@ -180,6 +214,13 @@ def test_a_run_that_claims_more_than_is_found_again_is_refused(folder: Path) -> 
         entry.attacked_again(given, SAMPLES, 0)
 
 
+def test_a_row_with_half_an_interval_is_refused(folder: Path, tmp_path: Path) -> None:
+    row = row_of(load_runs([folder / "run"])[0], "BAT")
+    path = replace(DIGITS, rows=(replace(row, most_ends=[0.1]),)).write(tmp_path / "b.json")
+    with pytest.raises(InputError, match="most_ends has 1 numbers, expected 2"):
+        Board.read(path)
+
+
 def test_rows_name_no_folders_of_a_machine() -> None:
     given = "recarc evaluate /home/me/my-net --eps 8/255 --out /root/runs/a --data cifar10"
     assert entry.without_folders(given) == "recarc evaluate my-net --eps 8/255 --out a --data cifar10"
@@ -190,86 +231,6 @@ def test_a_damaged_board_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         (tmp_path / "b.json").write_text(text)
         assert run(["board", "show", "--board", f"{tmp_path / 'b.json'}"]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def a_row(method: str, right: np.ndarray, seed: int, gain: float = 0.01) -> Row:
-    """A row of two equiprobable members, of which `right` (2, N) are right."""
-    share = {"eps": 0.1, "clean": 0.8, "adaptive_pgd": 0.5, "arc": 0.4, "floor": 0.3, "vote": 0.3}
-    return Row(
-        method=method,
-        norm="linf",
-        members=2,
-        alpha=[0.5, 0.5],
-        samples=right.shape[1],
-        tight={"value": right.mean(), "low": 0.0, "high": 1.0},
-        verdict="open",
-        best_member=0.35,
-        gain={"value": gain, "low": gain - 0.001, "high": gain + 0.001},
-        gain_at_floor=-0.05,
-        most=0.01,
-        kept=packed(right),
-        provenance={"seed": seed},
-        **share,
-    )
-
-
-def test_methods_are_compared_with_independent_members_over_their_seeds(tmp_path: Path) -> None:
-    right = np.zeros((2, 200), dtype=bool)
-    more, most = right.copy(), right.copy()
-    more[0, :50], most[:, :50] = True, True
-    board = Board()
-    for row in (a_row("IAT", right, 0), a_row("X", more, 0, 0.01), a_row("X", most, 1, 0.03)):
-        board = board.with_row(row)
-    over = board.over(board.rows[-1])
-    assert over is not None and (over.seeds, over.rival_seeds) == (2, 1)
-    assert over.tight[0] == pytest.approx(0.1875) and over.tight[1] < 0.1875 < over.tight[2]
-    assert len(board.remarks) == 1 and "X, linf, M = 2, alpha uniform (2 seeds): +18.75 points" in board.remarks[0]
-    assert "of X, linf, M = 2, alpha uniform, on 200 images, mean of 2 seeds (+1.00 to +3.00)" in board.answer
-    assert "+2.00 points [+1.90, +2.10]" in board.answer and "Of 2 randomized ensembles (3 with" in board.answer
-    assert Board.read(board.write(tmp_path / "b.json")) == board
-
-
-def test_ensembles_are_held_against_one_network_of_their_cost() -> None:
-    right = np.zeros((2, 200), dtype=bool)
-    some, many = right.copy(), right.copy()
-    some[:, :50], many[:, :100] = True, True
-    single = replace(a_row("AT", some[:1], 0), members=1, alpha=[1.0], flops=10.0)
-    wide = replace(a_row("AT, wide", many[:1], 0), members=1, alpha=[1.0], flops=20.0)
-    weak, strong = a_row("weak", right, 0, 0.05), a_row("strong", many, 0, 0.01)
-    board = Board(rows=(single, wide, *(replace(row, flops=10.0) for row in (weak, strong))))
-    mixed = board.rows[-1]
-    assert (board.single(mixed), board.single(mixed, 2), board.single(single)) == (single, wide, None)
-    assert board.against_one_network() == ([*board.kinds], [Kind((mixed,))])
-    words = "Of 2 that can be compared with one network of the same cost per query, 1 keeps more than the best of these"
-    assert f"{words}; its gain over its best member is +1.00 points" in board.answer and "of strong" in board.answer
-    assert "(0 of these with a conclusive verdict)" in board.answer
-    none = replace(board, rows=board.rows[:-1]).answer
-    assert "0 keep more than the best of these; the largest gain over the best member is +5.00 points" in none
-
-
-def test_averages_are_held_against_drawing_and_larger_networks() -> None:
-    right = np.zeros((2, 200), dtype=bool)
-    right[:, :100] = True
-    wide = replace(a_row("AT, wide", right[:1], 0), members=1, alpha=[1.0], flops=20.0)
-    row = replace(a_row("X", right[:, ::-1], 0), flops=10.0, average=0.54)
-    board = Board(rows=(wide, replace(row, average=0.46, provenance={"seed": 1}), row))
-    assert board.remarks[0].startswith("Averaging") and "in 0 of 1 ensembles" in board.remarks[0]
-    assert "+0.00 points in the median" in board.remarks[0] and "in 0 of 1 (linf)" in board.remarks[0]
-    unknown = replace(board, rows=(wide, row, replace(board.rows[1], average=None)))
-    assert not any(remark.startswith("Averaging") for remark in unknown.remarks)
-
-
-def test_the_shown_table_has_a_heading_for_every_figure(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    row = replace(a_row("X", np.ones((2, 200), dtype=bool), 0), average=0.5)
-    assert run(["board", "show", "--board", str(Board(rows=(row,)).write(tmp_path / "b.json"))]) == 0
-    heading, cells = (re.split("[│┃]", line) for line in capsys.readouterr().out.splitlines() if line[0] in "│┃")
-    assert len(heading) == len(cells) == 13 and heading[-2].strip() == "verdict" and cells[-2].strip() == "open"
-
-
-def test_members_that_are_never_drawn_do_not_count() -> None:
-    row = replace(a_row("X", np.ones((2, 200), dtype=bool), 0), alpha=[1.0, 0.0])
-    assert row.drawn == 1 and Board(rows=(row,)).answer == "No randomized ensemble is on this board yet."
 
 
 def test_which_members_are_right_survives_packing() -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from paper import results
+from paper.board import board_table
 from paper.claims import CLAIMS, judge
 from paper.items import ITEMS
 from paper.items.figures import ARC_ALPHA_ONE, IAT_GAIN
 from paper.items.head_to_head import ahead_of_climb
 from paper.judging import Judged
-from paper.pages import board_table, costs_table, fill, gathered, headline, page, render
+from paper.pages import costs_table, fill, gathered, headline, page, render
 from paper.recipe import Difference, Item
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import gradients_of, grids

@@ -256,15 +256,22 @@ def board_of(gains: dict[str, float]) -> Board:
 
 
 def test_the_board_sorts_filters_and_opens(browser: Any, tmp_path: Path) -> None:
-    page = write_board(board_of({"b": 1.0, "a": -2.0, SCRIPT: 0.2}), tmp_path / "board.html").as_uri()
+    page = write_board(board_of({"b": 1.0, "a": -3.0, SCRIPT: 0.2}), tmp_path / "board.html").as_uri()
     for width in (1280, 390):
         with Opened(browser, page, width) as opened:
             assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
             names = "() => [...document.querySelectorAll('tbody:not([hidden]) .open')].map((b) => b.textContent)"
-            opened.page.locator("button[data-sort=gain]").click()
-            assert opened.page.evaluate(names) == ["b", SCRIPT, "a"]
+            assert opened.page.evaluate(names) == ["b", SCRIPT, "a"], "by gain from the start"
             opened.page.locator("button[data-sort=gain]").click()
             assert opened.page.evaluate(names) == ["a", SCRIPT, "b"]
+            opened.page.locator("button[data-sort=gain]").click()
+            assert opened.page.evaluate(names) == ["b", SCRIPT, "a"]
+            assert opened.page.evaluate(
+                "(e => e.scrollWidth <= e.parentNode.clientWidth)(document.querySelector('.board'))"
+            )
+            marks = opened.page.locator(".board svg circle, .board svg polygon").all()
+            drawn = [f"{m.evaluate('e => e.tagName')} {m.get_attribute('class')}" for m in marks]
+            assert drawn == ["circle gain-up", "circle gain-none", "polygon gain-down"]
             opened.page.locator("#norm").select_option("l2")
             assert opened.page.evaluate(names) == ["a"] and opened.page.locator("#shown").inner_text() == "1 of 3 rows"
             assert not opened.page.locator("pre:visible").count()

@@ -11,18 +11,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from recarc import __version__
 from recarc.attacks import PGD, RandomAttacker, Tight
-from recarc.board.rows import Board, Row
+from recarc.board.boards import Board
+from recarc.board.checks import check_average, check_members, check_run
+from recarc.board.names import kind_name, method_name, row_name, trained_name
+from recarc.board.rows import Row
 from recarc.board.scoring import row_of
 from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError
 from recarc.evaluation.engine import evaluate
-from recarc.evaluation.fingerprint import eps_text, module_hash
+from recarc.evaluation.fingerprint import eps_text
 from recarc.evaluation.intervals import paired_interval
-from recarc.evaluation.resume import SAVED_SAMPLES, FirstLogits
 from recarc.evaluation.run_folder import RunFolder
 from recarc.evaluation.samples import Samples
 from recarc.evaluation.tiling import reproducible
@@ -34,7 +35,6 @@ from recarc.report.runs import Run, load_runs
 
 AGAIN = 64  # samples that are attacked again
 AGREES = 0.001  # by how much the accuracy of the saved inputs may differ on another machine
-PRESETS = ("standard", "thorough")
 BATCH = 256
 
 
@@ -63,19 +63,26 @@ def check_entry(
     again: int = AGAIN,
     seed: int | None = None,
     alpha_by: str | None = None,
+    trust_code: bool = False,
 ) -> Row:
     """The row of a run on the board's data; an InputError of one line says why there is none.
 
     The weights must be those of the run; saved inputs are judged again in float32; `again` samples, drawn now, are
-    attacked again by `Tight`, which must not find clearly more than the run did.
+    attacked again by `Tight`, which must not find clearly more than the run did. `trust_code` as in `load_ensemble`.
     """
     run = one_run(path)
     check_run(run, board)
     folder = ensemble_folder(ensemble if ensemble is not None else run.ensemble)
-    rec = load_ensemble(folder, device).with_alpha(run.alpha)
+    rec = load_ensemble(folder, device, trust_code=trust_code).with_alpha(run.alpha)
     made_by = rec.made_by
+    method = trained_name(made_by, folder.name) if method is None else method_name(method)
+    kind = kind_name(method, str(run.ball["norm"]), len(rec), run.alpha)
+    board.check_not_shorter(row_name(kind, made_by.get("seed", 0)), len(run.evaluation))
     entry = Entry(run, rec, attacked_samples(run.data, data_dir))
     weights = check_members(run, rec, entry.samples)
+    averaged = None if average is None else one_run(average)
+    if averaged is not None:
+        check_average(averaged, run, rec, entry.samples)
     judged = judged_again(entry)
     drawn = secrets.randbits(32) if seed is None else seed
     attacked = attacked_again(entry, again, drawn)
@@ -97,8 +104,8 @@ def check_entry(
     seconds = made_by.get("seconds")
     return row_of(
         run,
-        method or str(made_by.get("method") or folder.name),
-        None if average is None else one_run(average),
+        method,
+        averaged,
         flops=flops(rec, entry.samples),
         cross=cross,
         minutes=float(seconds) / 60 if isinstance(seconds, (int, float)) else None,
@@ -112,40 +119,6 @@ def one_run(path: str | Path) -> Run:
     if not runs:
         raise InputError(f"{path} has no run of a tight attack; make one: recarc evaluate ... --attack tight --out DIR")
     return max(runs, key=lambda run: len(run.evaluation))
-
-
-def check_run(run: Run, board: Board) -> None:
-    """On the board's problem, finished, by an attack that is strong enough, of members that repeat themselves."""
-    data, norm = (run.data.get("name"), run.data.get("split")), str(run.ball.get("norm"))
-    if data != (board.data, board.split):
-        raise InputError(f"{run.name} is on {run.data_text}; this board is on {board.data} {board.split}")
-    if norm not in board.eps or run.eps is None or abs(run.eps - board.eps[norm]) > 1e-9:
-        balls = " and ".join(f"{name} eps {eps_text(eps)}" for name, eps in board.eps.items())
-        raise InputError(f"{run.name} is in {run.ball_text}; this board is in {balls}")
-    if run.ball.get("box") != [0.0, 1.0]:
-        raise InputError(f"{run.name} has the box {run.ball.get('box')}; this board has images in [0, 1]")
-    if not run.evaluation.complete:
-        raise InputError(f"{run.name} is not finished; rerun its command to resume")
-    if run.evaluation.preset not in PRESETS:
-        raise InputError(f"{run.name} used the preset {run.evaluation.preset}; a row needs {' or '.join(PRESETS)}")
-    if None in RunFolder.open(run.evaluation.path or run.name).first_logits:
-        raise InputError(f"a member of {run.name} is random: it gives one input different logits, so nothing is exact")
-
-
-def check_members(run: Run, rec: RandomizedEnsemble, samples: Samples) -> str:
-    """The members are those of the run: by their hashes or, if another version of recarc made these, their answers."""
-    found = [module_hash(member) for member in rec.members if isinstance(member, nn.Module)]
-    if found == run.configuration.get("members"):
-        return "the hashes agree"
-    version = run.environment.get("recarc")
-    saved = RunFolder.open(run.evaluation.path or run.name).first_logits
-    if version != __version__ and all(lines is not None for lines in saved):
-        x = samples.batch(np.arange(SAVED_SAMPLES))[0].to(rec.device_of_members())
-        with frozen(rec), reproducible(x.device):
-            logits = rec.logits(x)
-        if not FirstLogits.of(rec, logits, logits).changes_from(saved):
-            return f"recarc {version} hashed otherwise; the first logits agree"
-    raise InputError(f"the weights are not those that {run.name} attacked: they changed since, or are another's")
 
 
 def judged_again(entry: Entry) -> str:

@@ -2,36 +2,69 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from markupsafe import Markup
 
-from recarc.board.rows import Board, Row
+from recarc.board.answer import answer, averaged, comparisons
+from recarc.board.boards import Board
+from recarc.board.kinds import BROKEN
+from recarc.board.rows import Row
 from recarc.report.writing import environment, write_files
 
 TITLE = "Does any randomized ensemble help?"
+SPAN = 2.0  # points: the gains that matter fit; an arrow stands for what lies further out
 
 
 def write_board(board: Board, path: str | Path) -> Path:
     """Write the page completely or not at all."""
-    ends = [abs(100 * row.gain[end]) for row in board.rows for end in ("low", "high")]
-    span = float(max(1, math.ceil(max(ends, default=1))))
-    template = environment().get_template("board.html")
-    page = template.render(board=board, title=TITLE, span=span, gain_svg=gain_svg, alpha_svg=alpha_svg)
+    marks = gain_marks(board)
+    rows = sorted(board.rows, key=lambda row: -sort_key(row, marks[row.name]))
+    page = (
+        environment()
+        .get_template("board.html")
+        .render(
+            board=board,
+            rows=[(row, marks[row.name], sort_key(row, marks[row.name])) for row in rows],
+            title=TITLE,
+            answer=answer(board),
+            averaged=averaged(board),
+            comparisons=comparisons(board),
+            span=SPAN,
+            broken=BROKEN,
+            gain_svg=gain_svg,
+            alpha_svg=alpha_svg,
+        )
+    )
     return write_files({Path(path): page.encode()})[0]
 
 
-def gain_svg(row: Row, span: float) -> Markup:
-    """The gain with its interval on a line from -span to +span points."""
-    low, value, high = (110 + 105 * 100 * row.gain[end] / span for end in ("low", "value", "high"))
-    colour = "gain-up" if row.gain["low"] > 0 else "gain-down" if row.gain["high"] < 0 else "gain-none"
+def gain_marks(board: Board) -> dict[str, str]:
+    """What the answer makes of the gain of each row: up, down, none (cannot be told apart) or out (not counted)."""
+    kinds = {"out": board.kinds, "none": board.counted, "up": board.helping(), "down": board.hurting()}
+    found = {row.name: mark for mark, some in kinds.items() for kind in some for row in kind.rows}
+    return {row.name: found.get(row.name, "single") for row in board.rows}
+
+
+def sort_key(row: Row, mark: str) -> float:
+    """By gain; after these what the answer leaves out, which may gain much of nothing, and what has no gain."""
+    return float(row.gain["value"]) - {"out": 10.0, "single": 20.0}.get(mark, 0.0)
+
+
+def gain_svg(row: Row, mark: str, span: float = SPAN) -> Markup:
+    """The gain with its interval on a line from -span to +span points; an arrow if it lies further out."""
+    points = {end: 100 * row.gain[end] for end in ("low", "value", "high")}
+    low, value, high = (110 + 100 * min(max(at / span, -1.0), 1.0) for at in points.values())
+    side = 1 if points["value"] > 0 else -1
+    arrow = f"{value + 9 * side:.1f},14 {value - 5 * side:.1f},6 {value - 5 * side:.1f},22"
+    shape = Markup('<polygon class="gain-{mark}" points="{arrow}"/>').format(mark=mark, arrow=arrow)
+    if abs(points["value"]) <= span:
+        shape = Markup('<circle class="gain-{mark}" cx="{value:.1f}" cy="14" r="6"/>').format(mark=mark, value=value)
     return Markup(
         '<svg class="plot" viewBox="0 0 220 28" role="img" aria-label="{label}">'
         '<line class="gain-zero" x1="110" x2="110" y1="0" y2="28"/>'
-        '<line class="gain-line" x1="{low:.1f}" x2="{high:.1f}" y1="14" y2="14"/>'
-        '<circle class="{colour}" cx="{value:.1f}" cy="14" r="6"/></svg>'
-    ).format(label=f"gain {100 * row.gain['value']:+.2f} points", low=low, high=high, value=value, colour=colour)
+        '<line class="gain-line" x1="{low:.1f}" x2="{high:.1f}" y1="14" y2="14"/>{shape}</svg>'
+    ).format(label=f"gain {points['value']:+.2f} points", low=low, high=high, shape=shape)
 
 
 def alpha_svg(row: Row) -> Markup:

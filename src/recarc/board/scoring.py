@@ -14,7 +14,7 @@ from recarc.evaluation.intervals import paired_interval
 from recarc.evaluation.result import Estimate, Evaluation, estimate
 from recarc.evaluation.verdict import Verdict
 from recarc.report.runs import Run
-from recarc.sampling import best_for_patterns
+from recarc.sampling import most_gain
 
 POINTS = 21  # of a curve over alpha
 
@@ -25,11 +25,10 @@ def row_of(run: Run, method: str, average: Run | None = None, **known: Any) -> R
     alone, floors = evaluation.alone, evaluation.floor_scores
     if alone is None or floors is None:
         raise InputError(f"{run.name} attacked no member alone; a row needs a run of --attack tight")
-    if average is not None and average.data != run.data:
-        raise InputError(f"{average.name} is on other images than {run.name}; both belong to one row")
     attacked = np.where((evaluation.alpha > 0)[:, None], alone, False)
     best = int(attacked.mean(1).argmax())
     seen = patterns(evaluation)
+    most = most_gain(best, seen)
     stages = evaluation.stage_accuracies
     gains = evaluation.robust_scores - attacked[best]
     gain = Estimate(float(gains.mean()), *((0.0, 0.0) if len(evaluation.alpha) == 1 else paired_interval(gains)))
@@ -49,7 +48,8 @@ def row_of(run: Run, method: str, average: Run | None = None, **known: Any) -> R
         best_member=float(attacked[best].mean()),
         gain=_json(gain),
         gain_at_floor=float((floors - attacked[best]).mean()),
-        most=max(0.0, 1 - best_for_patterns(seen)[1] - float(attacked[best].mean())),
+        most=max(0.0, most.value),
+        most_ends=[most.low, max(0.0, most.high)],
         vote=float(estimate(vote_scores(evaluation)).value),
         average=None if average is None else average.evaluation.robust_accuracy,
         joint=_joint(seen) if len(evaluation.alpha) == 2 else None,

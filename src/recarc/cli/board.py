@@ -12,7 +12,8 @@ from recarc.cli import options
 from recarc.cli.output import percent, print_json, print_line, print_table
 
 board = typer.Typer(name="board", help="Does randomizing help? One row per ensemble.", no_args_is_help=True)
-BoardOption = Annotated[Path, typer.Option("--board", help="The board's file; made if there is none.")]
+BoardOption = Annotated[Path, typer.Option("--board", help="The board's file.")]
+NewBoardOption = Annotated[Path, typer.Option("--board", help="The board's file; made if there is none.")]
 FILE = Path("board.json")
 
 
@@ -25,14 +26,15 @@ def add(
     average: Annotated[
         Path | None, typer.Option(help="The run of `recarc evaluate --average`: the members' averaged probabilities.")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="Name of the method; by default how it was trained.")] = None,
+    method: Annotated[str | None, typer.Option(help="Name of the method; by default that of its training.")] = None,
     alpha_by: Annotated[
         str | None, typer.Option(help="How alpha was chosen, if not by training, such as 'osp, held-out images'.")
     ] = None,
     again: Annotated[int, typer.Option(help="Samples to attack again.")] = 64,
-    board_file: BoardOption = FILE,
+    board_file: NewBoardOption = FILE,
     data_dir: options.DataDirOption = None,
     device: options.DeviceOption = "auto",
+    trust_code: options.TrustCodeOption = False,
     json_: options.JsonOption = False,
 ) -> None:
     """Check an ensemble and its run, and add its row to the board; or say in one line why not.
@@ -42,8 +44,8 @@ def add(
 
     Example: `recarc board add runs/mine --board board.json`
     """
+    from recarc.board.boards import Board, add_row
     from recarc.board.entry import check_entry
-    from recarc.board.rows import Board, add_row
     from recarc.errors import InputError
     from recarc.runtime import use_device
 
@@ -59,13 +61,14 @@ def add(
         device=use_device(device),
         again=again,
         alpha_by=alpha_by,
+        trust_code=trust_code,
     )
     rows = len(add_row(board_file, row).rows)
     if json_:
         print_json({"board": str(board_file), "rows": rows, "row": asdict(row)})
         return
     gain = f"{100 * row.gain['value']:+.2f} points [{100 * row.gain['low']:+.2f}, {100 * row.gain['high']:+.2f}]"
-    print_line(f"{row.name}: {percent(row.tight['value'])} %, {gain} over its best member alone; {row.verdict}")
+    print_line(f"{row.name}: {percent(row.tight['value'])} %, {gain} over its best member alone; {row.verdict_text}")
     for what, found in row.provenance["checked"].items():
         print_line(f"{what.replace('_', ' ')}: {found}")
     print_line(f"{board_file}: {rows} {'row' if rows == 1 else 'rows'}")
@@ -79,10 +82,11 @@ def show(
 ) -> None:
     """Print the board, and the answer to its question.
 
-    Example: `recarc board show --board board.json --page board.html`
+    Example: `recarc board show --board paper/results/board.json --page board.html`
     """
+    from recarc.board.answer import answer, remarks
+    from recarc.board.boards import Board
     from recarc.board.page import write_board
-    from recarc.board.rows import Board
     from recarc.errors import InputError
 
     if not board_file.exists():
@@ -94,27 +98,28 @@ def show(
         print_json(
             {
                 **asdict(content),
-                "answer": content.answer,
-                "remarks": content.remarks,
+                "answer": answer(content),
+                "remarks": remarks(content),
                 "page": None if page is None else str(page),
             }
         )
         return
-    head = ["ensemble", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "vote", "average"]
+    head = ["ensemble", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "most", "P(R)", "vote"]
     rows = [
         [
             row.name,
             *(percent(v) for v in (row.clean, row.adaptive_pgd, row.arc, row.tight["value"], row.floor)),
             percent(row.best_member),
-            f"{100 * row.gain['value']:+.2f}" if row.members > 1 else "",
+            *((f"{100 * row.gain['value']:+.2f}", percent(row.most)) if row.members > 1 else ("", "")),
+            "" if row.joint is None else percent(row.joint),
             percent(row.vote),
             "" if row.average is None else percent(row.average),
-            row.verdict,
+            row.verdict_text,
         ]
         for row in content.rows
     ]
-    print_table([*head, "verdict"], rows)
-    for line in [content.answer, *content.remarks]:
+    print_table([*head, "average", "verdict"], rows)
+    for line in [answer(content), *remarks(content)]:
         print_line(line)
     if page is not None:
         print_line(f"{page}: open it in a browser")

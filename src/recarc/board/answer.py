@@ -1,0 +1,112 @@
+"""What the rows of a board say, in words: does randomizing help?"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recarc.board.boards import Board
+from recarc.board.kinds import BROKEN, Kind, Over
+
+AIM = 0.02  # a gain that would matter: two points
+
+
+def answer(board: Board) -> str:
+    """Does any randomized ensemble help? In two sentences."""
+    counted, helping, hurting = board.counted, board.helping(), board.hurting()
+    if not board.kinds:
+        return "No randomized ensemble is on this board yet."
+    if not counted:
+        return f"Not so far: no randomized ensemble here keeps {100 * BROKEN:.0f} % or more and hides no gradients."
+    trained = sum(len(kind.rows) for kind in counted)
+    seeds = f" ({trained} with their seeds)" if trained > len(counted) else ""
+    ensembles = f"ensemble{'s' * (len(counted) > 1)}{_that_count(board)}"
+    first = (
+        f"{_in_a_word(helping)}: of {len(counted)} randomized {ensembles}{seeds}, {_keep(helping)} "
+        f"more under the strongest attack than their best member does alone, {_keep(hurting)} less, and "
+        f"{len(counted) - len(helping) - len(hurting)} cannot be told apart from it (paired intervals, corrected for "
+        f"the number of comparisons){_at_floor(helping)}."
+    )
+    largest = max(helping or counted, key=lambda kind: kind.gain[0])
+    return f"{first} The largest gain is {largest.sentence}{_one_network(board)}."
+
+
+def remarks(board: Board) -> list[str]:
+    """Drawn or averaged; then what each other kind keeps more or less than independently trained members."""
+    return [*averaged(board), *(over.sentence for over in comparisons(board))]
+
+
+def comparisons(board: Board) -> list[Over]:
+    """Each kind that counts against independently trained members, where these are on the board."""
+    return [over for kind in board.counted if (over := board.over(kind.rows[0])) is not None]
+
+
+def averaged(board: Board) -> list[str]:
+    """What averaging the members' probabilities keeps more than drawing one, where there is something to keep."""
+    known = [(kind, kind.average) for kind in board.counted if kind.average is not None]
+    if not known:
+        return []
+    more = [100 * (average - kind.tight) for kind, average in known]
+    words = (
+        f"Averaging the members' probabilities, which costs all of them per query, keeps more than drawing one in "
+        f"{sum(value > 0 for value in more)} of {len(more)} ensembles that keep {100 * BROKEN:.0f} % or more: by "
+        f"{np.median(more):+.2f} points in the median, {min(more):+.2f} to {max(more):+.2f}"
+    )
+    singles = [(kind, average, board.single(kind.rows[0], kind.rows[0].drawn)) for kind, average in known]
+    large = [
+        (kind.rows[0].norm, one.tight["value"] > average)
+        for kind, average, one in singles
+        if one is not None and one != board.single(kind.rows[0])
+    ]
+    if large:
+        norms = " and ".join(sorted({norm for norm, _ in large}))
+        words += (
+            f"; one larger network that costs no more than all members keeps more than the average in "
+            f"{sum(ahead for _, ahead in large)} of {len(large)} ({norms})"
+        )
+    return [f"{words}."]
+
+
+def _in_a_word(helping: list[Kind]) -> str:
+    """Yes, if a gain is there even at the floor; a gain that is small at the upper end of its interval is little."""
+    if any(kind.at_floor > 0 for kind in helping):
+        return "Yes"
+    if not helping:
+        return "Not so far"
+    return "Little, if at all" if max(kind.gain[2] for kind in helping) < AIM else "Perhaps"
+
+
+def _that_count(board: Board) -> str:
+    """Which ensembles are counted, if some are left out."""
+    broken = any(kind.tight < BROKEN for kind in board.kinds)
+    words = [f"keep {100 * BROKEN:.0f} % or more"] * broken + ["hide no gradients"] * any(k.masked for k in board.kinds)
+    return f" that {' and '.join(words)}" if words else ""
+
+
+def _at_floor(helping: list[Kind]) -> str:
+    """How many still gain if the truth is as low as it can be; a floor that is not certified leaves none."""
+    some = sum(kind.at_floor > 0 for kind in helping)
+    if len(helping) < 2:
+        return f"; if the truth is its floor, it {'still does' if some else 'does not'}" if helping else ""
+    return f"; if the truth is their floor, {some or 'none'} of these {len(helping)} {'do' if some > 1 else 'does'}"
+
+
+def _one_network(board: Board) -> str:
+    """How many keep more than one network of their cost, and whether that one was trained for as long."""
+    compared, more = board.against_one_network()
+    if not compared:
+        return ""
+    words = f"; of {len(compared)} that can be compared with one network of the same cost per query, {_keep(more)} more"
+    singles = [(kind.rows[0].epochs, one.epochs) for kind in compared if (one := board.single(kind.rows[0]))]
+    other = [(mine, theirs) for mine, theirs in singles if mine and theirs and mine != theirs]
+    if other:
+        members, networks = (_or(sorted({pair[k] for pair in other}, key=float)) for k in (0, 1))
+        words += f", but these networks were trained for {networks} epochs and the members for {members}"
+    return words
+
+
+def _or(values: list[str]) -> str:
+    return " or ".join([", ".join(values[:-1]), values[-1]] if values[1:] else values)
+
+
+def _keep(kinds: list[Kind]) -> str:
+    return f"{len(kinds)} {'keeps' if len(kinds) == 1 else 'keep'}"

@@ -1,0 +1,141 @@
+"""The board: rows on one data set, its file, and how its rows compare."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+
+from recarc.atomic import Lock, read_plain, write_bytes
+from recarc.board.kinds import Kind, Over, mean, paired_difference
+from recarc.board.rows import Row, check_row, number
+from recarc.errors import InputError, first_line
+from recarc.evaluation.intervals import holm, p_value
+
+FORMAT = 1
+EPS = {"linf": 8 / 255, "l2": 128 / 255}  # the problems of a new board
+RIVAL = "IAT"  # independently trained members: what other methods must beat
+
+
+@dataclass(frozen=True)
+class Board:
+    """Rows on one data set, one radius per norm."""
+
+    data: str = "cifar10"
+    split: str = "test"
+    eps: dict[str, float] = field(default_factory=lambda: dict(EPS))
+    rows: tuple[Row, ...] = ()
+
+    @classmethod
+    def read(cls, path: str | Path) -> Board:
+        """A board file; an empty board if there is none."""
+        try:
+            document = json.loads(read_plain(Path(path)))
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(
+                f"{path} cannot be read ({first_line(error)}); restore it or start another board"
+            ) from None
+        try:
+            if document["format"] != FORMAT:
+                raise ValueError(f"format {document['format']!r}, expected {FORMAT}")
+            names = {f.name for f in fields(Row)}
+            rows = tuple(Row(**{key: row[key] for key in names & set(row)}) for row in document["rows"])
+            for row in rows:
+                check_row(row)
+            eps = {str(norm): number(radius, "eps") for norm, radius in document["eps"].items()}
+            return cls(str(document["data"]), str(document["split"]), eps, rows)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"{path} is not a board of recarc: {first_line(error)}") from None
+
+    def write(self, path: str | Path) -> Path:
+        document = {"format": FORMAT, **asdict(self)}
+        write_bytes(Path(path), (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
+        return Path(path)
+
+    def with_row(self, new: Row) -> Board:
+        """Add or replace a row; norms, then methods, then members, are in order."""
+        self.check_not_shorter(new.name, new.samples)
+        rows = {row.name: row for row in self.rows} | {new.name: new}
+        order = sorted(rows.values(), key=lambda row: (row.norm != "linf", row.norm, row.method, row.members, row.name))
+        return replace(self, rows=tuple(order))
+
+    def check_not_shorter(self, name: str, samples: int) -> None:
+        """Refuse a row on fewer images than the one whose place it would take."""
+        for row in self.rows:
+            if row.name == name and samples < row.samples:
+                raise InputError(
+                    f"{name} is on the board with {row.samples:,} images, and this run has {samples:,}; evaluate on as "
+                    "many, or name it otherwise with --method"
+                )
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The randomized ensembles, those that differ in the seed alone together."""
+        found: dict[tuple[str, int], list[Row]] = {}
+        for row in self.rows:
+            if row.drawn > 1:
+                found.setdefault((row.kind, row.samples), []).append(row)
+        return [Kind(tuple(rows)) for rows in found.values()]
+
+    @property
+    def counted(self) -> list[Kind]:
+        """Those whose gain means something: not broken, and not masked."""
+        return [kind for kind in self.kinds if kind.counts]
+
+    def helping(self) -> list[Kind]:
+        """Those of `counted` that keep more than their best member, corrected for their number (Holm)."""
+        return [kind for kind in self._clear() if kind.gain[0] > 0]
+
+    def hurting(self) -> list[Kind]:
+        return [kind for kind in self._clear() if kind.gain[0] < 0]
+
+    def _clear(self) -> list[Kind]:
+        kinds = self.counted
+        return [kind for kind, clear in zip(kinds, holm([p_value(*kind.gain[1:]) for kind in kinds])) if clear]
+
+    def against_one_network(self) -> tuple[list[Kind], list[Kind]]:
+        """Those of `counted` that can be compared, by sample, with one network of their cost; those that keep more."""
+        singles = [(kind, self.single(kind.rows[0])) for kind in self.counted]
+        pairs = [(kind, paired_difference(kind.rows, [one])) for kind, one in singles if one is not None]
+        known = [(kind, difference) for kind, difference in pairs if difference is not None]
+        clear = holm([p_value(*difference[1:]) for _, difference in known])
+        more = [kind for (kind, difference), sure in zip(known, clear) if sure and difference[0] > 0]
+        return [kind for kind, _ in known], more
+
+    def single(self, row: Row, members: int = 1) -> Row | None:
+        """The best one network on the same images whose query costs no more than so many members, within 5 %.
+
+        An ensemble that draws a member costs one of them, a vote or an average all.
+        """
+        alike = [r for r in self.rows if r.members == 1 and (r.norm, r.samples) == (row.norm, row.samples)]
+        affordable = [r for r in alike if r.flops and row.flops and r.flops <= 1.05 * members * row.flops]
+        return max(affordable, key=lambda r: float(r.tight["value"]), default=None) if row.members > 1 else None
+
+    def seeds_of(self, row: Row) -> list[Row]:
+        """The rows that differ from this one in the seed alone."""
+        return [other for other in self.rows if other.kind == row.kind and other.samples == row.samples]
+
+    def over(self, row: Row, rival: str = RIVAL) -> Over | None:
+        """How much more a kind of ensemble keeps than the rival of as many equiprobable members; None without one."""
+        like = replace(row, method=rival, alpha=[1 / row.members] * row.members).kind
+        mine, theirs = self.seeds_of(row), [r for r in self.rows if r.kind == like and r.samples == row.samples]
+        tight = paired_difference(mine, theirs)
+        if row.method == rival or tight is None:
+            return None
+        believed = {
+            name: mean(getattr(r, name) for r in mine) - mean(getattr(r, name) for r in theirs)
+            for name in ("adaptive_pgd", "arc")
+        }
+        versions = {str(r.provenance.get("recarc")) for r in (*mine, *theirs)}
+        return Over(row.kind, rival, len(mine), len(theirs), **believed, tight=tight, versions=tuple(sorted(versions)))
+
+
+def add_row(path: str | Path, row: Row) -> Board:
+    """Put a row into a board file; several processes may do so at the same time."""
+    path = Path(path)
+    with Lock(path.with_name(f".{path.name}.lock"), wait=True):
+        board = Board.read(path).with_row(row)
+        board.write(path)
+    return board

@@ -1,0 +1,117 @@
+"""What a run must be before it counts: on the board's problem, finished, as strong as Tight is, of these weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from recarc import __version__
+from recarc.attacks import Tight
+from recarc.board.boards import Board
+from recarc.ensemble import RandomizedEnsemble, frozen
+from recarc.errors import InputError
+from recarc.evaluation.fingerprint import attack_text, eps_text, module_hash
+from recarc.evaluation.resume import SAVED_SAMPLES, FirstLogits
+from recarc.evaluation.run_folder import RunFolder
+from recarc.evaluation.samples import Samples
+from recarc.evaluation.tiling import reproducible
+from recarc.report.runs import Run
+
+PRESETS = ("standard", "thorough")
+ADAPTED = ("preset", "seed", "challenge", "masked", "extra")  # an evaluation sets them, or they only add to the attack
+
+
+def check_run(run: Run, board: Board) -> None:
+    """On the board's problem, finished, by an attack that is strong enough, of members that repeat themselves."""
+    data, norm = (run.data.get("name"), run.data.get("split")), str(run.ball.get("norm"))
+    if data != (board.data, board.split):
+        raise InputError(f"{run.name} is on {run.data_text}; this board is on {board.data} {board.split}")
+    if norm not in board.eps or run.eps is None or abs(run.eps - board.eps[norm]) > 1e-9:
+        balls = " and ".join(f"{name} eps {eps_text(eps)}" for name, eps in board.eps.items())
+        raise InputError(f"{run.name} is in {run.ball_text}; this board is in {balls}")
+    if run.ball.get("box") != [0.0, 1.0]:
+        raise InputError(f"{run.name} has the box {run.ball.get('box')}; this board has images in [0, 1]")
+    _check_effort(run)
+
+
+def check_average(average: Run, run: Run, rec: RandomizedEnsemble, samples: Samples) -> None:
+    """A run like the row's own, of the averaged probabilities of the same members at the same alpha."""
+    if average.data != run.data:
+        raise InputError(f"{average.name} is on other images than {run.name}; both belong to one row")
+    if average.ball != run.ball:
+        raise InputError(
+            f"{average.name} is in {average.ball_text} with the box {average.ball.get('box')}, {run.name} in "
+            f"{run.ball_text} with {run.ball.get('box')}; both belong to one row"
+        )
+    if average.configuration.get("members") == run.configuration.get("members") or len(average.alpha) != 1:
+        raise InputError(
+            f"{average.name} is not of averaged probabilities but of members drawn; evaluate it with --average"
+        )
+    _check_effort(average)
+    try:
+        check_members(average, rec.averaged(), samples)
+    except InputError:
+        raise InputError(
+            f"{average.name} averages other weights, or with another alpha, than {run.name} draws from; evaluate the "
+            "same ensemble with --average"
+        ) from None
+
+
+def _check_effort(run: Run) -> None:
+    """Finished, by an attack that is strong enough, of members that repeat themselves."""
+    if not run.evaluation.complete:
+        raise InputError(f"{run.name} is not finished; rerun its command to resume")
+    tight = _tight_within(run.attack)
+    if tight is None:
+        raise InputError(f"{run.name} used {attack_text(run.attack)}; a row needs --attack tight")
+    if tight.get("preset") not in PRESETS:
+        raise InputError(f"{run.name} used the preset {tight.get('preset')}; a row needs {' or '.join(PRESETS)}")
+    for name, given, needed in _weaker_knobs(tight):
+        raise InputError(f"{run.name} used {name}={given}; a row needs {needed}: evaluate without that knob of Tight")
+    if None in RunFolder.open(run.evaluation.path or run.name).first_logits:
+        raise InputError(f"a member of {run.name} is random: it gives one input different logits, so nothing is exact")
+
+
+def _weaker_knobs(tight: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """(name, value, what is needed) of each knob that may make a described `Tight` weaker than its preset is."""
+    usual = Tight()
+    for name in (knob.name for knob in fields(Tight)):
+        given, own = tight.get(name, getattr(usual, name)), getattr(usual, name)
+        if name == "steps":
+            if not isinstance(given, int) or given < own:
+                yield name, given, f"{own} or more"
+        elif name not in ADAPTED and given != own:
+            yield name, given, str(own)
+
+
+def _tight_within(attack: Any) -> dict[str, Any] | None:
+    """The description of recarc's own `Tight`, alone or where the worst of several attacks or runs is kept."""
+    if not isinstance(attack, dict) or "class_code" in attack:  # a class of the user's own, whatever its name
+        return None
+    if attack.get("class") == "Tight":
+        return attack
+    if attack.get("class") == "WorstOf":
+        return next((found for part in attack["attacks"] if (found := _tight_within(part))), None)
+    if attack.get("class") == "Restarts":
+        return _tight_within(attack.get("attack"))
+    return None
+
+
+def check_members(run: Run, rec: RandomizedEnsemble, samples: Samples) -> str:
+    """The members are those of the run: by their hashes or, if another version of recarc made these, their answers."""
+    found = [module_hash(member) for member in rec.members if isinstance(member, nn.Module)]
+    if found == run.configuration.get("members"):
+        return "the hashes agree"
+    version = run.environment.get("recarc")
+    saved = RunFolder.open(run.evaluation.path or run.name).first_logits
+    if version != __version__ and all(lines is not None for lines in saved):
+        x = samples.batch(np.arange(SAVED_SAMPLES))[0].to(rec.device_of_members())
+        with frozen(rec), reproducible(x.device):
+            logits = rec.logits(x)
+        if not FirstLogits.of(rec, logits, logits).changes_from(saved):
+            return f"recarc {version} hashed otherwise; the first logits agree"
+    raise InputError(f"the weights are not those that {run.name} attacked: they changed since, or are another's")

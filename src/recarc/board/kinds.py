@@ -1,0 +1,113 @@
+"""Rows taken together: the seeds of one kind of ensemble, and one kind against another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recarc.board.rows import Row
+from recarc.evaluation.intervals import paired_interval
+
+BROKEN = 0.1  # below, an ensemble keeps too little for its gains to mean anything
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Rows that differ in the seed alone."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def gain(self) -> tuple[float, float, float]:
+        """Value, low, high: means over the seeds, as if they erred alike, which is on the safe side."""
+        value, low, high = (mean(row.gain[end] for row in self.rows) for end in ("value", "low", "high"))
+        return value, low, high
+
+    @property
+    def tight(self) -> float:
+        return mean(row.tight["value"] for row in self.rows)
+
+    @property
+    def average(self) -> float | None:
+        """None if it is not known for every seed."""
+        known = [row.average for row in self.rows if row.average is not None]
+        return mean(known) if len(known) == len(self.rows) else None
+
+    @property
+    def conclusive(self) -> bool:
+        return all(row.verdict == "conclusive" for row in self.rows)
+
+    @property
+    def at_floor(self) -> float:
+        """The gain if the truth is the floor."""
+        return mean(row.gain_at_floor for row in self.rows)
+
+    @property
+    def masked(self) -> bool:
+        """Whether a member shows signals of masked gradients: the figures may be what attacks miss."""
+        return any(row.signals for row in self.rows)
+
+    @property
+    def counts(self) -> bool:
+        """Whether its gain means something: it keeps enough, and hides no gradients."""
+        return self.tight >= BROKEN and not self.masked
+
+    @property
+    def sentence(self) -> str:
+        value, low, high = (100 * end for end in self.gain)
+        gains = [100 * row.gain["value"] for row in self.rows]
+        seeds = f"mean of {len(gains)} seeds ({min(gains):+.2f} to {max(gains):+.2f})" if gains[1:] else "one seed"
+        return (
+            f"{value:+.2f} points [{low:+.2f}, {high:+.2f}], or {100 * self.at_floor:+.2f} if the truth is the floor, "
+            f"of {self.rows[0].kind}, on {self.rows[0].samples:,} images, {seeds}"
+        )
+
+
+@dataclass(frozen=True)
+class Over:
+    """A difference in accuracy between two kinds of ensembles, means over their seeds."""
+
+    kind: str
+    rival: str
+    seeds: int
+    rival_seeds: int
+    adaptive_pgd: float
+    arc: float
+    tight: tuple[float, float, float]  # value, low, high, paired over the samples
+    versions: tuple[str, ...] = ()  # of recarc: where they differ, so may the strength of the attack
+
+    @property
+    def sentence(self) -> str:
+        value, low, high = (100 * end for end in self.tight)
+        return (
+            f"{self.kind} ({counted(self.seeds)}): {abs(value):.2f} points {'below' if value < 0 else 'above'} "
+            f"{self.rival} with as many members ({counted(self.rival_seeds)}) under tight [{low:+.2f}, {high:+.2f}]; "
+            f"by AdaptivePGD it would be {100 * self.adaptive_pgd:+.2f}, by ARC {100 * self.arc:+.2f}{self.caution}."
+        )
+
+    @property
+    def caution(self) -> str:
+        """That the two were not attacked by the same version."""
+        return f" (not the same attack: recarc {' and '.join(self.versions)})" if self.versions[1:] else ""
+
+
+def paired_difference(mine: Sequence[Row], theirs: Sequence[Row]) -> tuple[float, float, float] | None:
+    """Value, low, high of what some rows keep more than others in the mean, paired over the samples.
+
+    None if there are none, or if one does not hold its samples.
+    """
+    scores = [[row.scores for row in rows if row.scores is not None] for rows in (mine, theirs)]
+    if not all(scores) or [*map(len, scores)] != [len(mine), len(theirs)]:
+        return None
+    difference = np.mean(scores[0], axis=0) - np.mean(scores[1], axis=0)
+    return float(difference.mean()), *paired_interval(difference)
+
+
+def mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+def counted(seeds: int) -> str:
+    return "one seed" if seeds == 1 else f"{seeds} seeds"

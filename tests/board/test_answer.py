@@ -1,0 +1,140 @@
+"""The answer of a board, and how its rows compare."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recarc.board.answer import answer, comparisons, remarks
+from recarc.board.boards import Board
+from recarc.board.kinds import Kind
+from recarc.board.page import gain_marks
+from recarc.board.rows import Row, packed
+from recarc.cli.app import run
+
+
+def a_row(method: str, right: np.ndarray, seed: int, gain: float = 0.01) -> Row:
+    """A row of two equiprobable members, of which `right` (2, N) are right."""
+    share = {"eps": 0.1, "clean": 0.8, "adaptive_pgd": 0.5, "arc": 0.4, "floor": 0.3, "vote": 0.3}
+    return Row(
+        method=method,
+        norm="linf",
+        members=2,
+        alpha=[0.5, 0.5],
+        samples=right.shape[1],
+        tight={"value": right.mean(), "low": 0.0, "high": 1.0},
+        verdict="open",
+        best_member=0.35,
+        gain={"value": gain, "low": gain - 0.001, "high": gain + 0.001},
+        gain_at_floor=-0.05,
+        most=0.01,
+        kept=packed(right),
+        provenance={"seed": seed},
+        **share,
+    )
+
+
+def bits(share: float) -> np.ndarray:
+    """(2, 200): both members are right on the first samples."""
+    right = np.zeros((2, 200), dtype=bool)
+    right[:, : round(200 * share)] = True
+    return right
+
+
+def test_methods_are_compared_with_independent_members_over_their_seeds(tmp_path: Path) -> None:
+    more = bits(0.25)
+    more[0, 50:100] = True
+    board = Board()
+    for row in (a_row("IAT", bits(0.25), 0), a_row("X", more, 0, 0.01), a_row("X", bits(0.5), 1, 0.03)):
+        board = board.with_row(row)
+    (over,) = comparisons(board)
+    assert over == board.over(board.rows[-1]) and (over.seeds, over.rival_seeds) == (2, 1)
+    assert over.tight[0] == pytest.approx(0.1875) and over.tight[1] < 0.1875 < over.tight[2]
+    assert remarks(board) == [over.sentence]
+    assert (
+        "X, linf, M = 2, alpha uniform (2 seeds): 18.75 points above IAT with as many members (one seed)"
+        in over.sentence
+    )
+    assert "0.50 points below IAT" in replace(over, tight=(-0.005, -0.01, 0.0)).sentence
+    assert "of X, linf, M = 2, alpha uniform, on 200 images, mean of 2 seeds (+1.00 to +3.00)" in answer(board)
+    assert "+2.00 points [+1.90, +2.10]" in answer(board) and "of 2 randomized ensembles (3 with" in answer(board)
+    assert Board.read(board.write(tmp_path / "b.json")) == board
+
+
+def test_ensembles_are_held_against_one_network_of_their_cost() -> None:
+    def trained(row: Row, epochs: int, **changes: Any) -> Row:
+        return replace(row, provenance={"seed": 0, "training": f"recarc train x --epochs {epochs} --seed 0"}, **changes)
+
+    single = trained(a_row("AT", bits(0.25)[:1], 0), 110, members=1, alpha=[1.0], flops=10.0)
+    wide = trained(a_row("AT, wide", bits(0.5)[:1], 0), 30, members=1, alpha=[1.0], flops=20.0)
+    weak = trained(a_row("weak", bits(0.2), 0, 0.05), 30, flops=10.0)
+    strong = trained(a_row("strong", bits(0.5), 0, 0.01), 110, flops=10.0)
+    board = Board(rows=(single, wide, weak, strong))
+    assert (board.single(strong), board.single(strong, 2), board.single(single)) == (single, wide, None)
+    assert board.against_one_network() == (board.kinds, [Kind((strong,))])
+    words = (
+        "of 2 that can be compared with one network of the same cost per query, 1 keeps more, but these networks were"
+    )
+    assert f"{words} trained for 110 epochs and the members for 30." in answer(board)
+    alike = answer(replace(board, rows=(single, strong)))
+    assert "of 1 that can be compared with one network of the same cost per query, 1 keeps more." in alike
+
+
+@pytest.mark.parametrize(
+    ("gain", "at_floor", "word", "floor"),
+    [
+        (0.0005, -0.01, "Not so far", "(paired intervals, corrected for the number of comparisons)."),
+        (-0.05, -0.05, "Not so far", "0 keep more"),
+        (0.01, -0.01, "Little, if at all", "; if the truth is its floor, it does not."),
+        (0.05, -0.01, "Perhaps", "; if the truth is its floor, it does not."),
+        (0.05, 0.01, "Yes", "; if the truth is its floor, it still does."),
+    ],
+)
+def test_the_answer_begins_with_a_word(gain: float, at_floor: float, word: str, floor: str) -> None:
+    board = Board(rows=(replace(a_row("X", bits(0.4), 0, gain), gain_at_floor=at_floor),))
+    assert answer(board).startswith(f"{word}: of 1 randomized ensemble,")
+    assert floor in answer(board) and f"or {100 * at_floor:+.2f} if the truth is the floor" in answer(board)
+
+
+def test_broken_and_masked_ensembles_count_for_nothing() -> None:
+    """They may gain much, and only because attacks miss it."""
+    kept = a_row("kept", bits(0.4), 0, 0.01)
+    broken, masked = a_row("broken", bits(0.05), 0, 0.06), replace(a_row("masked", bits(0.4), 0, 0.2), signals=["x"])
+    lost = a_row("lost", bits(0.4), 0, -0.03)
+    board = Board(rows=(broken, masked, lost, kept, replace(kept, method="AT", members=1, alpha=[1.0], kept="")))
+    words = "Little, if at all: of 2 randomized ensembles that keep 10 % or more and hide no gradients, 1 keeps more"
+    assert answer(board).startswith(words) and "The largest gain is +1.00 points" in answer(board)
+    assert [*gain_marks(board).values()] == ["out", "out", "down", "up", "single"]
+    assert answer(Board(rows=(broken,))).startswith("Not so far: no randomized ensemble here keeps 10 % or more")
+    both = Board(rows=(kept, replace(kept, method="other")))
+    assert "; if the truth is their floor, none of these 2 does." in answer(both)
+
+
+def test_averages_are_held_against_drawing_and_larger_networks() -> None:
+    right = np.zeros((2, 200), dtype=bool)
+    right[:, :100] = True
+    wide = replace(a_row("AT, wide", right[:1], 0), members=1, alpha=[1.0], flops=20.0)
+    row = replace(a_row("X", right[:, ::-1], 0), flops=10.0, average=0.54)
+    board = Board(rows=(wide, replace(row, average=0.46, provenance={"seed": 1}), row))
+    assert remarks(board)[0].startswith("Averaging") and "in 0 of 1 ensembles" in remarks(board)[0]
+    assert "+0.00 points in the median" in remarks(board)[0] and "in 0 of 1 (linf)" in remarks(board)[0]
+    unknown = replace(board, rows=(wide, row, replace(board.rows[1], average=None)))
+    assert not any(remark.startswith("Averaging") for remark in remarks(unknown))
+
+
+def test_the_shown_table_has_a_heading_for_every_figure(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    row = replace(a_row("X", np.ones((2, 200), dtype=bool), 0), average=0.5)
+    assert run(["board", "show", "--board", str(Board(rows=(row,)).write(tmp_path / "b.json"))]) == 0
+    heading, cells = (re.split("[│┃]", line) for line in capsys.readouterr().out.splitlines() if line[0] in "│┃")
+    assert len(heading) == len(cells) == 15 and heading[-2].strip() == "verdict" and cells[-2].strip() == "open"
+
+
+def test_members_that_are_never_drawn_do_not_count() -> None:
+    row = replace(a_row("X", np.ones((2, 200), dtype=bool), 0), alpha=[1.0, 0.0])
+    assert row.drawn == 1 and answer(Board(rows=(row,))) == "No randomized ensemble is on this board yet."
