@@ -151,7 +151,7 @@ def prepare(
         batch_size=default_batch(device, shard, attack_tile)
         if settings.batch_size == "auto"
         else min(_size("batch_size", settings.batch_size, shard), shard),
-        smallest_batch=min(attack_tile, shard),
+        smallest_batch=min(tile if device.type == "cpu" else attack_tile, shard),
         config=configuration(ensemble, attack, samples, ball, logits, **fixed, save_inputs=settings.save_inputs),
         first_logits=FirstLogits.of(ensemble, logits, repeated),
     )
