@@ -13,9 +13,10 @@ from paper import costs
 from paper.items import ITEMS, item_named, parts_of, rows_of
 from paper.measure import measure
 from paper.pages import claims_of, costs_table, gathered, render
-from paper.queue import print_queue
+from paper.queue import print_queue, run_block
 from paper.recipe import Item, Row
 from paper.scale import FULL, TOY
+from paper.schedule import BLOCK
 from paper.setup import HERE, Setup
 from paper.tables import grids
 from recarc.cli.app import guarded, run
@@ -33,7 +34,12 @@ def paper(
     claims: Annotated[bool, typer.Option("--claims", help="Judge the paper's claims by the results.")] = False,
     render_: Annotated[bool, typer.Option("--render", help="Write the documents in DOCS from the results.")] = False,
     queue: Annotated[bool, typer.Option("--queue", help="List the GPU jobs: done, and a plan of those open.")] = False,
-    block: Annotated[int | None, typer.Option(help="With --queue: print a block of the plan as a script.")] = None,
+    block: Annotated[int | None, typer.Option(help="With --queue and --run: the block of the plan to run.")] = None,
+    run_: Annotated[
+        Path | None,
+        typer.Option("--run", help="With --block: run its jobs, with their logs and seconds in this folder."),
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="With --run: stop what still runs after this long.")] = BLOCK / 60,
     recipe: Annotated[str, typer.Option(help="Training: fast, or paper for the paper's own.")] = "fast",
     epochs: Annotated[float | None, typer.Option(help="Train for this long instead of the recipe's epochs.")] = None,
     limit: Annotated[int | None, typer.Option(help="Use only the first test images.")] = None,
@@ -87,8 +93,10 @@ def paper(
     measured = HERE / "results" if results is None and out is None else None
     out = out or Path("reproduce")
     folder = results or out / "results"
+    if block is not None or run_ is not None:
+        raise typer.Exit(run_block(gathered(measured or folder), block, run_, minutes, json_))
     if list_ or claims or render_ or queue:
-        _show(measured or folder, docs, recipe, data_dir, json_, list_, claims, render_, block)
+        _show(measured or folder, docs, recipe, data_dir, json_, list_, claims, render_)
         return
     if item is None:
         raise InputError("which item? `python -m paper --list` names them, e.g. python -m paper table3")
@@ -162,7 +170,6 @@ def _show(
     list_: bool,
     claims: bool,
     render_: bool,
-    block: int | None,
 ) -> None:
     """What needs no computation: the list of items, the claims, the documents, the queue."""
     if list_:
@@ -177,7 +184,7 @@ def _show(
         for path in render(folder, docs):
             print(path)
     else:
-        print_queue(gathered(folder), block, as_json)
+        print_queue(gathered(folder), as_json)
 
 
 def _list(folder: Path, recipe: str, data_dir: Path | None, as_json: bool) -> None:
