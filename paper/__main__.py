@@ -175,7 +175,7 @@ def _show(
     if list_:
         _list(folder, recipe, data_dir, as_json)
     elif claims:
-        judged = claims_of(gathered(folder))
+        judged = claims_of(gathered(folder), folder)
         if as_json:
             print_json({"claims": [asdict(claim) for claim in judged]})
         else:

@@ -12,7 +12,10 @@ from paper.results import Figure, ItemResult, RowResult
 from recarc.evaluation.intervals import LEVEL, holm
 
 Results = Mapping[str, ItemResult]
+Pair = tuple[RowResult, Figure, Figure]
 Gap = tuple[float, float]  # in points, with half its 95 % interval (0: none is known, and the figure decides)
+NEAR = 0.5  # points by which two attacks may differ and still count as equal; the verdict's own limit
+SINGLE = "the search for alpha chose one member alone"
 Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
 
 
@@ -83,9 +86,19 @@ class Evidence:
             for row in self.items[item].rows if item in self.items else ():
                 found = self.results[item].row(row.name) if item in self.results else None
                 known = {figure.column for figure in found.figures} if found else set()
+                known |= {c for c in columns - known if found and found.stale and self.elsewhere(found, c)}
                 if columns <= row.columns and not columns <= known:
                     lacking.setdefault(row.question, f"{item} {row.name}")
         return list(lacking.values())
+
+    def elsewhere(self, row: RowResult, column: str) -> Figure | None:
+        """The same column of the same ensemble in the same ball and on the same images, measured for another item."""
+        place = (row.ensemble, row.norm, row.eps, row.alpha, row.images)
+        for other in self.rows(*self.results):
+            figure = other.figure(column)
+            if figure is not None and (other.ensemble, other.norm, other.eps, other.alpha, other.images) == place:
+                return figure
+        return None
 
     def both(self, one: str, other: str, *items: str) -> list[tuple[RowResult, Figure, Figure]]:
         """Rows with both columns; an ensemble that is in two tables with the same figures counts once."""
@@ -136,6 +149,21 @@ def basis(row: RowResult) -> str:
 
 def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + "s" * (number != 1)
+
+
+def split(pairs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
+    """The real ensembles, and those for which the search for alpha chose one member alone."""
+    return [pair for pair in pairs if not is_single(pair[0])], [pair for pair in pairs if is_single(pair[0])]
+
+
+def named(pair: Pair, form: str) -> str:
+    row, a, b = pair
+    return form.format(row=label(row), n=basis(row), a=a.measured, b=b.measured)
+
+
+def is_quick(row: RowResult) -> bool:
+    """Whether tight ran with less than its usual effort."""
+    return "quick" in row.attacks.get("tight", "")
 
 
 def span(gaps: list[Gap]) -> str:

@@ -11,6 +11,7 @@ from paper import results
 from paper.bench.throughput import ATTACK, NETS, TRAINING
 from paper.claims import judge
 from paper.costs import attack_passes, training_passes
+from paper.floors import BOARD, of_board
 from paper.items import ITEMS
 from paper.items.certificates import certificates_table
 from paper.judging import Judged
@@ -159,15 +160,17 @@ def gathered(folder: Path) -> Measured:
     return gathered
 
 
-def claims_of(measured: Measured) -> list[Judged]:
-    return judge({name: found[0] for name, found in measured.items() if found})
+def claims_of(measured: Measured, folder: Path) -> list[Judged]:
+    """Judged by the items and by the board."""
+    results = {name: found[0] for name, found in measured.items() if found}
+    return judge({**results, BOARD: of_board(Board.read(folder / "board.json"))})
 
 
 def page(name: str, measured: Measured, folder: Path, docs: Path) -> str:
     """The document of this name."""
     parts = [HEADS[name]]
     if name == "results":
-        parts += ["## The claims\n", "\n".join(claim.markdown() for claim in claims_of(measured)) + "\n"]
+        parts += ["## The claims\n", "\n".join(claim.markdown() for claim in claims_of(measured, folder)) + "\n"]
     items = [item for item in ITEMS.values() if item.page == name]
     for item in items:
         for i, result in enumerate(measured[item.name]):

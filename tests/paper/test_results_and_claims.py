@@ -12,11 +12,12 @@ import pytest
 
 from paper import results
 from paper.claims import CLAIMS, judge
+from paper.floors import of_board
 from paper.items import ITEMS
 from paper.items.figures import ARC_ALPHA_ONE, IAT_GAIN
 from paper.items.head_to_head import ahead_of_climb
 from paper.judging import Judged
-from paper.pages import board_table, costs_table, fill, gathered, headline, page, render
+from paper.pages import board_table, claims_of, costs_table, fill, gathered, headline, page, render
 from paper.recipe import Difference, Item
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import gradients_of, grids
@@ -277,6 +278,59 @@ def test_the_floor_is_judged_by_the_usual_effort() -> None:
         "with the quick preset, cifar10 l2: 4.00, floor 3.00 (n = 100)",
         "with the quick preset, adp at eps 2/255: 6.00, floor 4.00 (n = 100)",
     )
+
+
+def test_the_floor_is_asked_of_the_head_to_head_and_the_board(tmp_path: Path) -> None:
+    raced = replace(
+        row("dverge-2", **{"tight quick": 40, "tight standard": 33, "floor": 21}), ensemble="given (dverge)"
+    )
+    assert judged("floor", one("head-to-head", raced)).verdict == REFUTED
+    board = Board.read(ROOT / "paper" / "results" / "board.json")
+    shown = judged("floor", {"board": of_board(board)})
+    drawn = [entry for entry in board.rows if entry.drawn > 1]
+    assert len(shown.evidence) == len(drawn) < len(board.rows), "single networks have no floor of their own"
+    wide = [entry for entry in drawn if entry.tight["value"] - entry.floor > 0.005]
+    assert wide and shown.verdict == f"refuted for {len(wide)} of {len(drawn)} rows"
+    most = max(drawn, key=lambda entry: entry.tight["value"] - entry.floor)
+    assert (
+        f"{100 * (most.tight['value'] - most.floor):.2f} points above the floor on board: {most.name}" in shown.summary
+    )
+    claim = next(
+        c for c in claims_of(gathered(ROOT / "paper" / "results"), ROOT / "paper" / "results") if "floor" in c.claim
+    )
+    assert "refuted" in claim.verdict and any("board: DVERGE, l2" in line for line in claim.evidence)
+    assert len(claim.evidence) == len(set(claim.evidence))
+
+
+def test_an_ensemble_is_asked_once_whether_it_meets_its_floor() -> None:
+    def measured(name: str, images: int, date: str, tight: float, **changes: Any) -> RowResult:
+        found = replace(
+            row(name, images=images, tight=tight, floor=0), ensemble="given (dverge)", norm="linf", date=date
+        )
+        return replace(found, **{"eps": "8/255", "alpha": (1 / 3, 1 / 3, 1 / 3), **changes})
+
+    old, new = measured("old", 10000, "2026-11-15", 3), measured("new", 10000, "2026-11-18", 0.1)
+    few = measured("few", 1000, "2026-11-19", 2)
+    assert judged("floor", {**one("figure4", old), **one("tight", new), **one("table1", few)}).verdict == "confirmed"
+    other = measured("other", 1000, "2026-11-19", 2, eps="2/255")
+    assert judged("floor", {**one("tight", new), **one("table1", other)}).verdict == "refuted for 1 of 2 rows"
+    sweep = measured("eps", 1000, "2026-11-19", 0, axis="255 eps")
+    sweep = replace(sweep, figures=(Figure("tight", 2, x=8), Figure("floor", 0, x=8)))
+    assert judged("floor", {**one("tight", new), **one("figure9", sweep)}).verdict == "confirmed", "the same, on fewer"
+
+
+def test_columns_out_of_date_do_not_count() -> None:
+    place: dict[str, Any] = {"ensemble": "zoo:a", "norm": "linf", "eps": "8/255", "alpha": (0.5, 0.5)}
+    stale = replace(row("dverge-linf", ARC=15, tight=37, floor=35), **place, stale={"tight": "older code"})
+    assert judged("floor", one("figure4", stale)).verdict == "not measured yet"
+    found = judged("diversity", one("figure4", stale), {"figure4": ITEMS["figure4"]})
+    assert "figure4 dverge-linf" in found.evidence[-1], "it is to be measured again"
+    newer = replace(row("again", tight=35.1, floor=35), **place)
+    both = {**one("figure4", stale), **one("tight", newer)}
+    found = judged("diversity", both, {"figure4": ITEMS["figure4"]})
+    assert "does not hold: zoo:a: 15.00 under ARC, 35.10 under tight" in found.evidence[0]
+    assert found.evidence[-1] == "not measured: figure4 eps", "another row has the same column, newer"
+    assert judged("floor", both).verdict == "confirmed"
 
 
 def test_every_radius_and_row_is_asked_whether_arc_wins() -> None:
