@@ -153,15 +153,7 @@ def _alpha_one(found: Evidence) -> Finding:
     summary = (
         f"No other alpha gains more than {max(0.0, lost):.2f} points on the images of {counted(len(cases), 'sweep')}."
     )
-    return Finding(
-        summary, cases, [m for m in found.missing({"ARC"}, "figure3", "figure7", "figure6") if _over_alpha(m)]
-    )
-
-
-def _over_alpha(name: str) -> bool:
-    """Whether a row, named after its item, is a sweep over alpha."""
-    item, row = name.split()
-    return next(r.axis for r in ITEMS[item].rows if r.name == row) == "alpha"
+    return Finding(summary, cases, found.missing({"ARC"}, "figure3", "figure7", "figure6", axis="alpha"))
 
 
 def _restarts(found: Evidence) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from paper.judging import NEAR, SINGLE, Case, Evidence, Finding, Pair, counted, is_quick, label, named, split
+from paper.judging import NEAR, SINGLE, Case, Evidence, Finding, Missing, Pair, counted, is_quick, label, named, split
 from paper.recipe import radius
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import point
@@ -25,8 +25,8 @@ def meets_floor(found: Evidence) -> Finding:
     notes = [f"with the quick preset, {named(pair, FORM)}" for pair in measured if is_quick(pair[0])]
     notes += [f"not counted, because {SINGLE}: {named(pair, FORM)}" for pair in single]
     asked = [name for name in found.items if name not in ALONE]
-    missing = [name for tight in TIGHT for name in found.missing({tight, "floor"}, *asked)]
-    return Finding(_summary(pairs), cases, missing, notes)
+    missing = [found.missing({tight, "floor"}, *asked) for tight in TIGHT]
+    return Finding(_summary(pairs), cases, sum(missing, Missing()), notes)
 
 
 def _above(pair: Pair) -> float:

@@ -41,9 +41,10 @@ faster precision than float32, but what they find is judged in float32.
 How the claims are judged. A claim is confirmed only if it holds in every row, and refuted if there is a row in which it
 does not. Comparisons use 95 % intervals, paired over the images where such a difference was measured, and are corrected
 for their number by Holm's method; a row that this leaves open is marked so. Rows that were not measured, or in which
-the search for alpha chose one member alone, count as undecided. Both sides of a comparison face the same attack: ARC on
-the ensemble against ARC on the AT model; on a single model AdaptivePGD is PGD. Where a claim says that two searches of
-one attack are equally strong, or that tight meets its floor, 0.5 points on the images at hand decide.
+the search for alpha chose one member alone, count as undecided; those on data that is not at hand (SVHN, CIFAR-100, all
+of ImageNet) are named and not counted, columns that are out of date neither. Both sides of a comparison face the same
+attack: ARC on the ensemble against ARC on the AT model; on a single model AdaptivePGD is PGD. Where a claim says that
+two searches of one attack are equally strong, or that tight meets its floor, 0.5 points on the images at hand decide.
 
 How alpha is chosen: on training images that training held out, never on test images that are then scored. Rows that say
 "on the first N images" are older: their alpha was chosen on the first N of the very test images they are scored on.

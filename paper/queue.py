@@ -15,7 +15,7 @@ from paper.results import ItemResult, RowResult
 from paper.runner import run
 from paper.scale import FULL
 from paper.schedule import BLOCK, Job, blocks, length
-from paper.settings import DVERGE, IAT
+from paper.settings import AT_HAND, DVERGE, IAT
 from paper.setup import HERE
 from recarc.cli.output import print_entry, print_json
 from recarc.data.catalog import CATALOG
@@ -28,7 +28,6 @@ GIVEN = {  # the public ensemble, converted by `recarc import`, and eight member
     DVERGE.name: "dverge",
     IAT.name: "paper/ensembles/iat8-cifar10-resnet20-l2-fast",
 }
-AT_HAND = ("cifar10",)
 BEGIN = "python -m paper --queue --block {} --run reproduce/logs"
 ENDS = 2  # points of a sweep that is too long for a block: measured first, so that columns can be added one by one
 

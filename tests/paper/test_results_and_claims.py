@@ -206,9 +206,24 @@ def test_no_row_is_dropped_silently() -> None:
     assert found.evidence[2] == "not measured: " + ", ".join(f"table1 {name}" for name in list(rows)[2:])
     part = one("table1", row(next(iter(rows)), APGD=56))
     assert judged("overestimate", part, ITEMS).evidence == judged("overestimate", {}, ITEMS).evidence
-    both = judged("overestimate", {}, {"table1": ITEMS["table1"], "table2": ITEMS["table2"]}).evidence[0]
-    assert both.count("table1 ") == 10 and both.count("table2 ") == 6, "two tables ask the same of ResNet-20"
+    here, away = judged("overestimate", {}, {"table1": ITEMS["table1"], "table2": ITEMS["table2"]}).evidence
+    assert here.startswith("not measured: ") and here.count("table1 ") == 10 and "table2" not in here
+    assert away.startswith("not at hand: ") and away.count("table2 ") == 6, "two tables ask the same of ResNet-20"
     assert judged("floor", one("table1", replace(row("a", tight=35.2, floor=35), alpha=(1.0, 0.0)))).evidence
+
+
+def test_a_claim_is_decided_on_the_data_at_hand() -> None:
+    """Rows on SVHN, CIFAR-100 and ImageNet are named, but leave a claim neither open nor confirmed for them."""
+    measured = [replace(row(r.name, RR=57, APGD=56, ARC=37), ensemble=r.name) for r in ITEMS["table2"].rows]
+    here = [found for found in measured if found.row.startswith("cifar10-")]
+    found = judged("overestimate", one("table2", *here), {"table2": ITEMS["table2"]})
+    assert found.verdict == "confirmed on the data at hand"
+    assert found.evidence[-1].startswith("not at hand: table2 svhn-l2, ") and "not measured" not in str(found.evidence)
+    assert judged("overestimate", one("table2", *measured), {"table2": ITEMS["table2"]}).verdict == "confirmed"
+    found = judged("overestimate", one("table2", here[0]), {"table2": ITEMS["table2"]})
+    assert found.verdict == "undecided for 1 of 2 rows, confirmed for the others"
+    swept = judged("alpha 1", {}, {"figure6": ITEMS["figure6"]}).evidence
+    assert [line.count("alpha") for line in swept] == [2, 2], "only sweeps over alpha"
 
 
 def test_below_at_compares_the_same_attack() -> None:
