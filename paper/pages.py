@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from paper import results
+from paper import left, results
 from paper.bench.throughput import ATTACK, NETS, TRAINING
 from paper.claims import judge
 from paper.costs import attack_passes, training_passes
@@ -54,6 +54,11 @@ Below each table, every row names the commit that measured it, and the command a
 paper`: their floors were taken from the search's own precision, while floors measured since then are judged in float32.
 Alpha is chosen in the precision of the search, then and now. The same attack may end slightly higher or lower at
 another commit: ARC with all 9 planes is in table1 and, measured later, in table5-cifar10.
+
+Rows that were not measured are named with the minutes of one H200 that they would take, computed from passes and
+measured speeds: training with the recipe `fast` (with the paper's own on data that is not at hand, for which [full-size
+runs](full_size.md) has the commands) and all attacks on the whole test set. What is left to do on the data at hand,
+also in rows that were measured on fewer images, is planned at the end.
 """
 SPEED_HEAD = """# Performance
 
@@ -176,9 +181,12 @@ def page(name: str, measured: Measured, folder: Path, docs: Path) -> str:
     for item in items:
         for i, result in enumerate(measured[item.name]):
             parts.append(_section(item, result, folder, docs, first=i == 0))
-    missing = [item.name for item in items if not measured[item.name]]
+    missing = [item for item in items if not measured[item.name]]
     if missing:
-        parts.append(f"## Not measured yet\n\n{', '.join(missing)}: `python -m paper ITEM` measures them.\n")
+        parts.append(f"## Not measured yet\n\n{left.absent_items(missing)}\n")
+    plan = left.plan(measured) if name == "results" else ""
+    if plan:
+        parts.append(f"## Left to measure\n\n{plan}")
     return "\n".join(parts)
 
 
@@ -203,8 +211,8 @@ def _section(item: Item, result: ItemResult, folder: Path, docs: Path, first: bo
         if picture.stem == result.item or picture.stem[len(item.name) + 1 :] in {row.row for row in result.rows}:
             link = os.path.relpath(picture, docs).replace(os.sep, "/")
             lines.append(f"![{picture.stem}]({link})\n")
-    absent = [row.name for row in item.rows if result.row(row.name) is None]
-    lines += [f"Not measured yet: {', '.join(absent)}.\n"] if absent else []
+    absent = [row for row in item.rows if result.row(row.name) is None]
+    lines += left.absent(absent)
     sources: dict[str, list[str]] = {}
     for row in result.rows:
         sources.setdefault(_provenance(row), []).append(row.row)

@@ -29,6 +29,7 @@ GIVEN = {  # the public ensemble, converted by `recarc import`, and eight member
     IAT.name: "paper/ensembles/iat8-cifar10-resnet20-l2-fast",
 }
 BEGIN = "python -m paper --queue --block {} --run reproduce/logs"
+SHORT = 60  # seconds; a job that trains for less, on small networks, runs beside others like one that does not
 ENDS = 2  # points of a sweep that is too long for a block: measured first, so that columns can be added one by one
 
 
@@ -155,7 +156,7 @@ def _together(key: str, rows: Sequence[Open]) -> Job:
     seconds = round(training + attacks + START * len(rows))
     command = " && ".join(row.command(key) for row in rows)
     note = f"{why} ({cost})"
-    return Job(key, command, seconds, "open", members=ensemble.members, note=note, beside=not trained)
+    return Job(key, command, seconds, "open", members=ensemble.members, note=note, beside=training < SHORT)
 
 
 def _row_jobs(row: Open) -> list[Job]:

@@ -27,7 +27,7 @@ class Job:
     hardware: str = ""
     date: str = ""
     note: str = ""
-    beside: bool = False  # needs no training: runs beside others
+    beside: bool = False  # needs no training, or hardly any: runs beside others
     after: str = ""  # the job whose results it adds to
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from paper import results
+from paper import left, results
 from paper.claims import CLAIMS, judge
+from paper.costs import attack_seconds, training_seconds
 from paper.floors import of_board
 from paper.items import ITEMS
 from paper.items.figures import ARC_ALPHA_ONE, IAT_GAIN
@@ -426,9 +428,25 @@ def test_the_page_holds_tables_pictures_and_what_is_missing(tmp_path: Path) -> N
     text = (docs / "results.md").read_text()
     assert "| linf | 100 | 55.90 | 37.10 |" in text
     assert "![figure3](../paper/results/figure3.png)" in text
-    assert "Not measured yet: l2." in text and "table1" in text
+    assert "Not measured yet: l2 (2 min).\n" in text and "table1" in text
     with pytest.raises(InputError, match="is not a folder of results"):
         render(tmp_path / "nothing", docs)
+
+
+def test_what_is_left_is_said_with_its_gpu_minutes() -> None:
+    rows = {r.name: r for r in ITEMS["second-member"].rows}
+    (line,) = left.absent([rows["step-200"]])
+    seconds = training_seconds(rows["step-200"].ensemble, "fast") + attack_seconds(rows["step-200"])
+    assert line == f"Not measured yet: step-200 ({round((seconds + 20) / 60)} min).\n" and seconds > 120
+    both = [r for r in ITEMS["table4"].rows if r.name.startswith("cifar100-linf")]
+    (away,) = left.absent(both)
+    each, _, whole = away.partition("; in all ")
+    assert away.startswith("Not at hand (cifar100): cifar100-linf-f1 (") and whole.endswith("each training once.\n")
+    minutes = [int(found) for found in re.findall(r"(\d+) min", each)]
+    assert max(minutes) <= int(whole.split()[0]) < sum(minutes), "two rows, one training"
+    assert "GPU" not in left.absent_items([ITEMS["figure2"]]) and "(seconds)" in left.absent_items([ITEMS["figure2"]])
+    plan = left.plan({name: [] for name in ITEMS})
+    assert "| table3 l2 |" in plan and "minutes of one H200 in" in plan and "svhn" not in plan
 
 
 def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
