@@ -217,7 +217,7 @@ def _list(folder: Path, recipe: str, data_dir: Path | None, as_json: bool) -> No
     print("Costs: roughly, on one H200, for all rows of an item.\n")
     for entry in entries:
         data = ", ".join(f"{name} {state}" for name, state in entry["data"].items())
-        count = f"{len(entry['measured'])} of {len(entry['rows']) or len(entry['measured']) or 1} rows measured"
+        count = f"{len(_parts_measured(entry))} of {len(entry['rows']) or len(entry['measured']) or 1} rows measured"
         if entry["measured_in_part"]:
             lacking = len(entry["measured_in_part"])
             count += f" ({lacking} {'lacks' if lacking == 1 else 'lack'} some columns)"
@@ -225,6 +225,12 @@ def _list(folder: Path, recipe: str, data_dir: Path | None, as_json: bool) -> No
             machines = [found.rows[0].hardware for found in measured[entry["item"]]]
             count = f"measured on {' and '.join(machines)}" if machines else "not measured"
         print_entry(entry["item"], entry["title"], "; ".join(part for part in (data, entry["cost"], count) if part))
+
+
+def _parts_measured(entry: dict[str, Any]) -> list[str]:
+    """The rows that were measured; those of one part that differ in the seed (`PART, seed 0`) count once."""
+    measured: list[str] = entry["measured"]
+    return [part for part in entry["rows"] or measured if any(f"{row}, ".startswith(f"{part}, ") for row in measured)]
 
 
 def main(arguments: list[str]) -> int:

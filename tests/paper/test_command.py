@@ -222,6 +222,14 @@ def test_a_row_that_lacks_columns_does_not_count_as_measured(
     assert entry["measured"] == [row.name] and entry["measured_in_part"] == []
 
 
+def test_seeds_of_one_part_are_listed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, *_ = parts = ITEMS["gallery"].parts
+    for name in (f"{first}, seed 0", f"{first}, seed 1", f"{second}, seed 0", f"{second} and more"):
+        add_row(tmp_path, "gallery", "", RowResult(name, (Figure("tight", 1.0),), images=300), [])
+    assert main(["--list", "--results", str(tmp_path)]) == 0
+    assert f"2 of {len(parts)} rows measured" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("folder", sorted((HERE / "ensembles").iterdir()), ids=lambda path: path.name)
 def test_shipped_ensembles_load_and_are_found(folder: Path, tmp_path: Path) -> None:
     ensemble = load_ensemble(folder)
