@@ -39,7 +39,7 @@ def paper(
         Path | None,
         typer.Option("--run", help="With --block: run its jobs, with their logs and seconds in this folder."),
     ] = None,
-    minutes: Annotated[float, typer.Option(help="With --run: stop what still runs after this long.")] = BLOCK / 60,
+    minutes: Annotated[float, typer.Option(help="With --run: stop what still runs after this long.")] = BLOCK / 60 + 2,
     recipe: Annotated[str, typer.Option(help="Training: fast, or paper for the paper's own.")] = "fast",
     epochs: Annotated[float | None, typer.Option(help="Train for this long instead of the recipe's epochs.")] = None,
     limit: Annotated[int | None, typer.Option(help="Use only the first test images.")] = None,

@@ -135,10 +135,10 @@ def columns_lacking(row: Row, found: RowResult | None) -> list[str]:
     if found is None or found.images < spec.splits[spec.evaluation] or found.alpha_saw_test:
         return []
     known = {(figure.column, figure.x) for figure in found.figures if figure.column not in found.stale}
-    if {difference.column for difference in row.differences} - {column for column, _ in known}:
-        return []
+    unpaired = [d for d in row.differences if (d.column, None) not in known]  # needs both of its columns anew
+    again = {column for difference in unpaired for column in (difference.plus, difference.minus)}
     asked = [(r.column, m.x) for m in row.measurements for r in m.readings if r.what not in ("cross", "gradients")]
-    return list(dict.fromkeys(column for column, x in asked if (column, x) not in known))
+    return list(dict.fromkeys(column for column, x in asked if column in again or (column, x) not in known))
 
 
 def _fits(row: Open) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -17,6 +18,7 @@ from paper.costs import attack_seconds
 from paper.items import ITEMS
 from paper.results import Figure, ItemResult, RowResult
 from paper.schedule import Job
+from paper.setup import HERE
 
 
 def job(name: str, seconds: float, beside: bool = False, after: str = "", command: str = "true") -> Job:
@@ -92,6 +94,8 @@ def test_only_what_a_row_lacks_is_measured_again() -> None:
     assert queue.why_open(row, stale) == "out of date: tight" and queue.columns_lacking(row, stale) == ["tight"]
     ends = replace(whole, figures=tuple(f for f in whole.figures if f.column != "PGD" or f.x in (0, 1)))
     assert queue.why_open(row, ends) == "lacks points of PGD"
+    unpaired = replace(whole, figures=whole.figures[:-1])
+    assert queue.columns_lacking(row, unpaired) == ["ARC"], "both sides of a difference are measured together"
     few = replace(whole, images=1000)
     assert queue.why_open(row, few) == "measured on 1000 images only" and queue.columns_lacking(row, few) == []
     measured = {name: [ItemResult(name, "", (ends,))] if name == "figure7" else [] for name in ITEMS}
@@ -163,6 +167,28 @@ def test_when_time_is_up_every_process_is_stopped(quick: None, tmp_path: Path) -
     for pid in map(int, pids.read_text().split()):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_runner_that_is_told_to_stop_stops_its_jobs(tmp_path: Path) -> None:
+    pid, log = tmp_path / "pid", tmp_path / runner.LOG
+    script = f"""
+import sys
+from paper import queue
+from paper.__main__ import main
+from paper.schedule import Job
+
+queue.open_jobs = lambda measured: [Job("a", "echo $$ > {pid}; sleep 100", 5, "open")]
+sys.exit(main(["--queue", "--block", "1", "--run", "{tmp_path}"]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=HERE.parent, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    while not (pid.exists() and pid.read_text()) and time.monotonic() < until:
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(60) == 3
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+    assert json.loads(log.read_text())["jobs"][0]["status"] == "open", "it can be started again"
 
 
 def test_the_queue_lists_what_was_done_and_what_is_open(
