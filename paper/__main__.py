@@ -13,9 +13,10 @@ from paper import costs
 from paper.items import ITEMS, item_named, parts_of, rows_of
 from paper.measure import measure
 from paper.pages import claims_of, costs_table, gathered, render
-from paper.queue import print_queue
+from paper.queue import print_queue, run_block
 from paper.recipe import Item, Row
 from paper.scale import FULL, TOY
+from paper.schedule import BLOCK
 from paper.setup import HERE, Setup
 from paper.tables import grids
 from recarc.cli.app import guarded, run
@@ -33,7 +34,12 @@ def paper(
     claims: Annotated[bool, typer.Option("--claims", help="Judge the paper's claims by the results.")] = False,
     render_: Annotated[bool, typer.Option("--render", help="Write the documents in DOCS from the results.")] = False,
     queue: Annotated[bool, typer.Option("--queue", help="List the GPU jobs: done, and a plan of those open.")] = False,
-    block: Annotated[int | None, typer.Option(help="With --queue: print a block of the plan as a script.")] = None,
+    block: Annotated[int | None, typer.Option(help="With --queue and --run: the block of the plan to run.")] = None,
+    run_: Annotated[
+        Path | None,
+        typer.Option("--run", help="With --block: run its jobs, with their logs and seconds in this folder."),
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="With --run: stop what still runs after this long.")] = BLOCK / 60 + 2,
     recipe: Annotated[str, typer.Option(help="Training: fast, or paper for the paper's own.")] = "fast",
     epochs: Annotated[float | None, typer.Option(help="Train for this long instead of the recipe's epochs.")] = None,
     limit: Annotated[int | None, typer.Option(help="Use only the first test images.")] = None,
@@ -87,8 +93,10 @@ def paper(
     measured = HERE / "results" if results is None and out is None else None
     out = out or Path("reproduce")
     folder = results or out / "results"
+    if block is not None or run_ is not None:
+        raise typer.Exit(run_block(gathered(measured or folder), block, run_, minutes, json_))
     if list_ or claims or render_ or queue:
-        _show(measured or folder, docs, recipe, data_dir, json_, list_, claims, render_, block)
+        _show(measured or folder, docs, recipe, data_dir, json_, list_, claims, render_)
         return
     if item is None:
         raise InputError("which item? `python -m paper --list` names them, e.g. python -m paper table3")
@@ -162,13 +170,12 @@ def _show(
     list_: bool,
     claims: bool,
     render_: bool,
-    block: int | None,
 ) -> None:
     """What needs no computation: the list of items, the claims, the documents, the queue."""
     if list_:
         _list(folder, recipe, data_dir, as_json)
     elif claims:
-        judged = claims_of(gathered(folder))
+        judged = claims_of(gathered(folder), folder)
         if as_json:
             print_json({"claims": [asdict(claim) for claim in judged]})
         else:
@@ -177,7 +184,7 @@ def _show(
         for path in render(folder, docs):
             print(path)
     else:
-        print_queue(gathered(folder), block, as_json)
+        print_queue(gathered(folder), as_json)
 
 
 def _list(folder: Path, recipe: str, data_dir: Path | None, as_json: bool) -> None:
@@ -210,7 +217,7 @@ def _list(folder: Path, recipe: str, data_dir: Path | None, as_json: bool) -> No
     print("Costs: roughly, on one H200, for all rows of an item.\n")
     for entry in entries:
         data = ", ".join(f"{name} {state}" for name, state in entry["data"].items())
-        count = f"{len(entry['measured'])} of {len(entry['rows']) or len(entry['measured']) or 1} rows measured"
+        count = f"{len(_parts_measured(entry))} of {len(entry['rows']) or len(entry['measured']) or 1} rows measured"
         if entry["measured_in_part"]:
             lacking = len(entry["measured_in_part"])
             count += f" ({lacking} {'lacks' if lacking == 1 else 'lack'} some columns)"
@@ -218,6 +225,12 @@ def _list(folder: Path, recipe: str, data_dir: Path | None, as_json: bool) -> No
             machines = [found.rows[0].hardware for found in measured[entry["item"]]]
             count = f"measured on {' and '.join(machines)}" if machines else "not measured"
         print_entry(entry["item"], entry["title"], "; ".join(part for part in (data, entry["cost"], count) if part))
+
+
+def _parts_measured(entry: dict[str, Any]) -> list[str]:
+    """The rows that were measured; those of one part that differ in the seed (`PART, seed 0`) count once."""
+    measured: list[str] = entry["measured"]
+    return [part for part in entry["rows"] or measured if any(f"{row}, ".startswith(f"{part}, ") for row in measured)]
 
 
 def main(arguments: list[str]) -> int:

@@ -5,43 +5,47 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from paper.floors import meets_floor
 from paper.items import ITEMS
 from paper.items.figures import ARC_ALPHA_ONE, IAT_GAIN
 from paper.items.head_to_head import CLIMB, against_gradients, ahead_of_climb
 from paper.judging import (
+    NEAR,
+    SINGLE,
     Case,
     Evidence,
     Finding,
     Gap,
     Judged,
+    Pair,
     Results,
     all_of,
     basis,
     counted,
     gap_of,
     half_width,
+    is_quick,
     is_single,
     label,
+    named,
     reach,
     span,
+    split,
 )
 from paper.recipe import Item
 from paper.results import Figure, RowResult
-from paper.tables import point
 
-Pair = tuple[RowResult, Figure, Figure]
-NEAR = 0.5  # points by which two attacks may differ and still count as equal; the verdict's own limit
 OVERESTIMATE = 8  # points
 USUAL, STEP = 0.9, 0.1  # the paper's alpha of the first member, and the step of the grid it was searched on
 TABLES = ("table1", "table2")
 FULL_SEARCH = {"cifar10": 9, "cifar100": 99, "imagenet": 999}
-SINGLE = "the search for alpha chose one member alone"
 SEEN = "these are test images, which are scored as well"
 
 
 def judge(results: Results, items: Mapping[str, Item] = ITEMS) -> list[Judged]:
-    """Every claim. Rows of `items` that were not measured count as undecided."""
-    found = Evidence(results, items)
+    """Every claim. Rows of `items` that were not measured count as undecided; columns out of date do not count."""
+    current = {name: replace(found, rows=tuple(row.current for row in found.rows)) for name, found in results.items()}
+    found = Evidence(current, items)
     judged = []
     for claim, test in CLAIMS.items():
         finding = test(found)
@@ -52,27 +56,17 @@ def judge(results: Results, items: Mapping[str, Item] = ITEMS) -> list[Judged]:
     return judged
 
 
-def _split(pairs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
-    """The real ensembles, and those for which the search for alpha chose one member alone."""
-    return [pair for pair in pairs if not is_single(pair[0])], [pair for pair in pairs if is_single(pair[0])]
-
-
-def _named(pair: Pair, form: str) -> str:
-    row, a, b = pair
-    return form.format(row=label(row), n=basis(row), a=a.measured, b=b.measured)
-
-
 def _cases(pairs: list[Pair], single: list[Pair], gaps: list[Gap], limit: float, form: str) -> list[Case]:
     """A case for each pair, with the 95 % interval of its gap; one without a mixture decides nothing."""
-    lines = [f"{_named(pair, form)}: {gap:.2f} ± {half:.2f} points" for pair, (gap, half) in zip(pairs, gaps)]
+    lines = [f"{named(pair, form)}: {gap:.2f} ± {half:.2f} points" for pair, (gap, half) in zip(pairs, gaps)]
     cases = [Case(line, holds) for line, holds in zip(lines, reach(limit, gaps))]
-    return cases + [Case(f"{_named(pair, form)}: {SINGLE}", None) for pair in single]
+    return cases + [Case(f"{named(pair, form)}: {SINGLE}", None) for pair in single]
 
 
 def _beats_at(found: Evidence) -> Finding:
     """Like for like: on one model AdaptivePGD is PGD."""
     columns = ("APGD", "AT: PGD")
-    pairs, single = _split(found.both(*columns, *TABLES))
+    pairs, single = split(found.both(*columns, *TABLES))
     gaps = [gap_of(row, a, b, "APGD gain") for row, a, b in pairs]
     summary = f"Under APGD they keep more than the AT model, by {span(gaps)}." if gaps else ""
     form = "{row}: the ensemble keeps {a:.2f} under APGD, the AT model {b:.2f} under PGD ({n})"
@@ -98,7 +92,7 @@ def _usual_alpha(found: Evidence) -> Finding:
 
 def _overestimate(found: Evidence) -> Finding:
     columns = ("APGD", "ARC")
-    pairs, single = _split(found.both(*columns, *TABLES))
+    pairs, single = split(found.both(*columns, *TABLES))
     gaps = [gap_of(row, a, b, "Diff") for row, a, b in pairs]
     printed = [-paired.paper for row, _, _ in pairs if (paired := row.figure("Diff")) and paired.paper is not None]
     summary = f"APGD exceeds ARC by {span(gaps)}" if gaps else ""
@@ -123,7 +117,7 @@ def _below_at(found: Evidence) -> Finding:
     form = "{row}: under ARC the ensemble keeps {a:.2f}, the AT model {b:.2f} ({n})"
     cases = _cases(pairs, single, gaps, 0, form)
     form = "{row}: the ensemble keeps {a:.2f} under ARC, the AT model {b:.2f} under PGD, and ARC on it is missing ({n})"
-    cases += [Case(_named(pair, form), None) for pair in lacking]
+    cases += [Case(named(pair, form), None) for pair in lacking]
     summary = f"By {span(gaps)}, both under ARC." if gaps else ""
     return Finding(summary, cases, found.missing({"ARC", "AT: PGD"}, *TABLES))
 
@@ -159,15 +153,7 @@ def _alpha_one(found: Evidence) -> Finding:
     summary = (
         f"No other alpha gains more than {max(0.0, lost):.2f} points on the images of {counted(len(cases), 'sweep')}."
     )
-    return Finding(
-        summary, cases, [m for m in found.missing({"ARC"}, "figure3", "figure7", "figure6") if _over_alpha(m)]
-    )
-
-
-def _over_alpha(name: str) -> bool:
-    """Whether a row, named after its item, is a sweep over alpha."""
-    item, row = name.split()
-    return next(r.axis for r in ITEMS[item].rows if r.name == row) == "alpha"
+    return Finding(summary, cases, found.missing({"ARC"}, "figure3", "figure7", "figure6", axis="alpha"))
 
 
 def _restarts(found: Evidence) -> Finding:
@@ -215,8 +201,9 @@ def _iat(found: Evidence) -> Finding:
 
 def _diversity(found: Evidence) -> Finding:
     once: dict[str, Pair] = {}  # by ensemble; of several rows the one measured best
-    for row in sorted(found.rows("figure4", "figure9"), key=lambda r: (-r.images, _quick(r))):
+    for row in sorted(found.rows("figure4", "figure9"), key=lambda r: (-r.images, is_quick(r))):
         arc, tight = (row.figure(column, 8) or row.figure(column) for column in ("ARC", "tight"))
+        tight = tight or found.elsewhere(row, "tight")
         if arc is not None and tight is not None:
             once.setdefault(row.ensemble, (replace(row, row=row.ensemble), arc, tight))
     gaps = [gap_of(*pair) for pair in once.values()]
@@ -227,43 +214,6 @@ def _diversity(found: Evidence) -> Finding:
         _cases(list(once.values()), [], gaps, NEAR, form),
         found.missing({"ARC", "tight"}, "figure4", "figure9"),
     )
-
-
-def _floor(found: Evidence) -> Finding:
-    """On the images at hand, by the attack at its usual effort; the quick preset is shown as well.
-
-    Single models are left out, as their robust accuracy is their floor.
-    """
-    everything = [name for name in found.results if name not in ("autoattack", "gallery")]
-    measured, single = _split(found.both("tight", "floor", *everything))
-    measured += _widest_in_sweeps(found)
-    pairs = [pair for pair in measured if not _quick(pair[0])]
-    *gaps, (gap, widest) = sorted((a.measured - b.measured, label(row)) for row, a, b in pairs) or [(0.0, "")]
-    summary = f"It stays {gap:.2f} points above the floor on {widest}"
-    summary += f", at most {gaps[-1][0]:.2f} on {counted(len(gaps), 'other')}." if gaps else "."
-    form = "{row}: {a:.2f}, floor {b:.2f} ({n})"
-    cases = [Case(_named(pair, form), pair[1].measured - pair[2].measured <= NEAR) for pair in pairs]
-    notes = [f"with the quick preset, {_named(pair, form)}" for pair in measured if _quick(pair[0])]
-    notes += [f"not counted, because {SINGLE}: {_named(pair, form)}" for pair in single]
-    asked = [name for name in found.items if name not in ("autoattack", "gallery")]
-    return Finding(summary, cases, found.missing({"tight", "floor"}, *asked), notes)
-
-
-def _quick(row: RowResult) -> bool:
-    return "quick" in row.attacks.get("tight", "")
-
-
-def _widest_in_sweeps(found: Evidence) -> list[Pair]:
-    """The point of every sweep at which tight stays farthest above the floor."""
-    widest_of: dict[str, Pair] = {}
-    for row in found.rows(*found.results):
-        points = [(f, row.figure("floor", f.x)) for f in row.figures if f.column == "tight" and f.x is not None]
-        pairs = [(row, tight, floor) for tight, floor in points if floor is not None]
-        if pairs:
-            widest = max(pairs, key=lambda pair: pair[1].measured - pair[2].measured)
-            at = f"{row.ensemble} at {point(row.axis, widest[1].x or 0.0)}"
-            widest_of.setdefault(at, (replace(row, row=at), widest[1], widest[2]))
-    return list(widest_of.values())
 
 
 def _arc_wins(found: Evidence) -> Finding:
@@ -315,7 +265,7 @@ CLAIMS: dict[str, Callable[[Evidence], Finding]] = {
     "ARC with G = 4 equals the full search.": _four_planes,
     "Eight independently trained members gain less than 3 points.": _iat,
     "ARC itself still overestimates diversity-trained ensembles (ours).": _diversity,
-    "The tight attack meets its floor (ours).": _floor,
+    "The tight attack meets its floor (ours).": meets_floor,
     "ARC is at least as strong as APGD on DVERGE, ADP and TRS, at any radius.": _arc_wins,
     f"No other attack gets more than {NEAR} points below Climb with as few gradients (ours).": _climb_ahead,
 }

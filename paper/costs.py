@@ -65,9 +65,8 @@ def attack_passes(row: Row) -> float:
     """All measurements of a row on the whole test set, and the search for alpha where it has one."""
     spec = CATALOG[row.data]
     count, classes = SAMPLE if row.ensemble.package else spec.splits[spec.evaluation], len(spec.classes)
-    each = sum(
-        passes(m.attack, len(m.members) if m.members else row.ensemble.members, classes) for m in row.measurements
-    )
+    runs = {m.run: m for m in row.measurements}.values()  # an attack that ignores alpha runs once for a whole sweep
+    each = sum(passes(m.attack, len(m.members) if m.members else row.ensemble.members, classes) for m in runs)
     search = 0.0
     if row.alpha == "grid":
         search = FULL.grid * FULL.grid_images * passes(budget(row.data).apgd(), row.ensemble.members, classes)

@@ -9,10 +9,14 @@ from statistics import NormalDist
 
 from paper.recipe import Item
 from paper.results import Figure, ItemResult, RowResult
+from paper.settings import AT_HAND
 from recarc.evaluation.intervals import LEVEL, holm
 
 Results = Mapping[str, ItemResult]
+Pair = tuple[RowResult, Figure, Figure]
 Gap = tuple[float, float]  # in points, with half its 95 % interval (0: none is known, and the figure decides)
+NEAR = 0.5  # points by which two attacks may differ and still count as equal; the verdict's own limit
+SINGLE = "the search for alpha chose one member alone"
 Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
 
 
@@ -25,32 +29,44 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Missing:
+    """Rows without the figures, by name: those that could be measured, and those whose data is not at hand."""
+
+    rows: tuple[str, ...] = ()
+    not_at_hand: tuple[str, ...] = ()
+
+    def __add__(self, other: Missing) -> Missing:
+        return Missing(self.rows + other.rows, self.not_at_hand + other.not_at_hand)
+
+
+@dataclass(frozen=True)
 class Finding:
-    """What the measurements say of a claim. `missing`: rows without the figures; `notes`: shown, but not counted."""
+    """What the measurements say of a claim. `notes` and rows whose data is not at hand are shown, but not counted."""
 
     summary: str
     cases: list[Case]
-    missing: list[str] = field(default_factory=list)
+    missing: Missing = Missing()
     notes: list[str] = field(default_factory=list)
 
     @property
     def verdict(self) -> str:
-        """Confirmed only if every row holds, refuted if some row does not."""
-        total = len(self.cases) + len(self.missing)
+        """Confirmed only if every row holds that can be measured, refuted if some row does not."""
+        total = len(self.cases) + len(self.missing.rows)
         failing = sum(case.holds is False for case in self.cases)
-        undecided = len(self.missing) + sum(case.holds is None for case in self.cases)
+        undecided = len(self.missing.rows) + sum(case.holds is None for case in self.cases)
         open_ = f"undecided for {undecided} of {counted(total, 'row')}"
         if failing:
             return f"refuted for {failing} of {counted(total, 'row')}" + (f", {open_}" if undecided else "")
         if not undecided:
-            return "confirmed"
+            return "confirmed on the data at hand" if self.missing.not_at_hand else "confirmed"
         return f"{open_}, confirmed for the others" if undecided < total else open_
 
     @property
     def evidence(self) -> tuple[str, ...]:
         marks = {True: "", False: "does not hold: ", None: "open: "}
-        missing = [f"not measured: {', '.join(self.missing)}"] if self.missing else []
-        return (*(marks[case.holds] + case.line for case in self.cases), *self.notes, *missing)
+        missing = {"not measured": self.missing.rows, "not at hand": self.missing.not_at_hand}
+        named = [f"{why}: {', '.join(rows)}" for why, rows in missing.items() if rows]
+        return (*(marks[case.holds] + case.line for case in self.cases), *self.notes, *named)
 
 
 @dataclass(frozen=True)
@@ -76,16 +92,30 @@ class Evidence:
         for item in items:
             yield from self.results[item].rows if item in self.results else ()
 
-    def missing(self, columns: set[str], *items: str) -> list[str]:
-        """The rows of these items that ask for the columns and lack one; what two items ask is one row."""
-        lacking: dict[str, str] = {}
+    def missing(self, columns: set[str], *items: str, axis: str | None = None) -> Missing:
+        """The rows of these items that ask for the columns and lack one; what two items ask is one row.
+
+        With `axis` only sweeps over it.
+        """
+        lacking: dict[str, tuple[str, bool]] = {}
         for item in items:
             for row in self.items[item].rows if item in self.items else ():
                 found = self.results[item].row(row.name) if item in self.results else None
                 known = {figure.column for figure in found.figures} if found else set()
-                if columns <= row.columns and not columns <= known:
-                    lacking.setdefault(row.question, f"{item} {row.name}")
-        return list(lacking.values())
+                known |= {c for c in columns - known if found and found.stale and self.elsewhere(found, c)}
+                if columns <= row.columns and not columns <= known and axis in (None, row.axis):
+                    lacking.setdefault(row.question, (f"{item} {row.name}", row.data in AT_HAND))
+        here, away = (tuple(name for name, at_hand in lacking.values() if at_hand is here) for here in (True, False))
+        return Missing(here, away)
+
+    def elsewhere(self, row: RowResult, column: str) -> Figure | None:
+        """The same column of the same ensemble in the same ball and on the same images, measured for another item."""
+        place = (row.ensemble, row.norm, row.eps, row.alpha, row.images)
+        for other in self.rows(*self.results):
+            figure = other.figure(column)
+            if figure is not None and (other.ensemble, other.norm, other.eps, other.alpha, other.images) == place:
+                return figure
+        return None
 
     def both(self, one: str, other: str, *items: str) -> list[tuple[RowResult, Figure, Figure]]:
         """Rows with both columns; an ensemble that is in two tables with the same figures counts once."""
@@ -136,6 +166,21 @@ def basis(row: RowResult) -> str:
 
 def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + "s" * (number != 1)
+
+
+def split(pairs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
+    """The real ensembles, and those for which the search for alpha chose one member alone."""
+    return [pair for pair in pairs if not is_single(pair[0])], [pair for pair in pairs if is_single(pair[0])]
+
+
+def named(pair: Pair, form: str) -> str:
+    row, a, b = pair
+    return form.format(row=label(row), n=basis(row), a=a.measured, b=b.measured)
+
+
+def is_quick(row: RowResult) -> bool:
+    """Whether tight ran with less than its usual effort."""
+    return "quick" in row.attacks.get("tight", "")
 
 
 def span(gaps: list[Gap]) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from paper import results
 from paper.costs import LARGE, MMACS
 from paper.plots import draw, draw_gallery
-from paper.recipe import Alpha, Item, Measurement, Reading, Row
+from paper.recipe import Alpha, Item, Measurement, Reading, Row, ignores_alpha
 from paper.results import Figure, ItemResult, RowResult
 from paper.settings import budget
 from paper.setup import LoadedEnsemble, Setup
@@ -322,11 +322,6 @@ class Tempered(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.member(x)
         return logits / self.temperature
-
-
-def ignores_alpha(attack: Any) -> bool:
-    """Whether an attack finds the same perturbations whatever alpha is: it attacks one member, or each in turn."""
-    return isinstance(attack, RandomAttacker) or getattr(attack, "member", None) is not None
 
 
 def _commit_of(evaluation: Evaluation) -> str | None:

@@ -7,11 +7,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from paper import results
+from paper import left, results
 from paper.bench.throughput import ATTACK, NETS, TRAINING
 from paper.board import board_table
 from paper.claims import judge
 from paper.costs import attack_passes, training_passes
+from paper.floors import BOARD, of_board
 from paper.items import ITEMS
 from paper.items.certificates import certificates_table
 from paper.judging import Judged
@@ -19,6 +20,7 @@ from paper.plots import draw
 from paper.recipe import Item
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import Grid, grids
+from recarc.board import Board
 from recarc.errors import InputError
 from recarc.provenance import short
 
@@ -40,9 +42,10 @@ faster precision than float32, but what they find is judged in float32.
 How the claims are judged. A claim is confirmed only if it holds in every row, and refuted if there is a row in which it
 does not. Comparisons use 95 % intervals, paired over the images where such a difference was measured, and are corrected
 for their number by Holm's method; a row that this leaves open is marked so. Rows that were not measured, or in which
-the search for alpha chose one member alone, count as undecided. Both sides of a comparison face the same attack: ARC on
-the ensemble against ARC on the AT model; on a single model AdaptivePGD is PGD. Where a claim says that two searches of
-one attack are equally strong, or that tight meets its floor, 0.5 points on the images at hand decide.
+the search for alpha chose one member alone, count as undecided; those on data that is not at hand (SVHN, CIFAR-100, all
+of ImageNet) are named and not counted, columns that are out of date neither. Both sides of a comparison face the same
+attack: ARC on the ensemble against ARC on the AT model; on a single model AdaptivePGD is PGD. Where a claim says that
+two searches of one attack are equally strong, or that tight meets its floor, 0.5 points on the images at hand decide.
 
 How alpha is chosen: on training images that training held out, never on test images that are then scored. Rows that say
 "on the first N images" are older: their alpha was chosen on the first N of the very test images they are scored on.
@@ -52,6 +55,11 @@ Below each table, every row names the commit that measured it, and the command a
 paper`: their floors were taken from the search's own precision, while floors measured since then are judged in float32.
 Alpha is chosen in the precision of the search, then and now. The same attack may end slightly higher or lower at
 another commit: ARC with all 9 planes is in table1 and, measured later, in table5-cifar10.
+
+Rows that were not measured are named with the minutes of one H200 that they would take, computed from passes and
+measured speeds: training with the recipe `fast` (with the paper's own on data that is not at hand, for which [full-size
+runs](full_size.md) has the commands) and all attacks on the whole test set. What is left to do on the data at hand,
+also in rows that were measured on fewer images, is planned at the end.
 """
 SPEED_HEAD = """# Performance
 
@@ -159,22 +167,27 @@ def gathered(folder: Path) -> Measured:
     return gathered
 
 
-def claims_of(measured: Measured) -> list[Judged]:
-    return judge({name: found[0] for name, found in measured.items() if found})
+def claims_of(measured: Measured, folder: Path) -> list[Judged]:
+    """Judged by the items and by the board."""
+    results = {name: found[0] for name, found in measured.items() if found}
+    return judge({**results, BOARD: of_board(Board.read(folder / "board.json"))})
 
 
 def page(name: str, measured: Measured, folder: Path, docs: Path) -> str:
     """The document of this name."""
     parts = [HEADS[name]]
     if name == "results":
-        parts += ["## The claims\n", "\n".join(claim.markdown() for claim in claims_of(measured)) + "\n"]
+        parts += ["## The claims\n", "\n".join(claim.markdown() for claim in claims_of(measured, folder)) + "\n"]
     items = [item for item in ITEMS.values() if item.page == name]
     for item in items:
         for i, result in enumerate(measured[item.name]):
             parts.append(_section(item, result, folder, docs, first=i == 0))
-    missing = [item.name for item in items if not measured[item.name]]
+    missing = [item for item in items if not measured[item.name]]
     if missing:
-        parts.append(f"## Not measured yet\n\n{', '.join(missing)}: `python -m paper ITEM` measures them.\n")
+        parts.append(f"## Not measured yet\n\n{left.absent_items(missing)}\n")
+    plan = left.plan(measured) if name == "results" else ""
+    if plan:
+        parts.append(f"## Left to measure\n\n{plan}")
     return "\n".join(parts)
 
 
@@ -199,8 +212,8 @@ def _section(item: Item, result: ItemResult, folder: Path, docs: Path, first: bo
         if picture.stem == result.item or picture.stem[len(item.name) + 1 :] in {row.row for row in result.rows}:
             link = os.path.relpath(picture, docs).replace(os.sep, "/")
             lines.append(f"![{picture.stem}]({link})\n")
-    absent = [row.name for row in item.rows if result.row(row.name) is None]
-    lines += [f"Not measured yet: {', '.join(absent)}.\n"] if absent else []
+    absent = [row for row in item.rows if result.row(row.name) is None]
+    lines += left.absent(absent)
     sources: dict[str, list[str]] = {}
     for row in result.rows:
         sources.setdefault(_provenance(row), []).append(row.row)

@@ -5,44 +5,68 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from paper.costs import attack_seconds, training_seconds
 from paper.items import ITEMS
 from paper.recipe import Row
 from paper.results import ItemResult, RowResult
-from paper.settings import DVERGE, IAT
+from paper.runner import run
+from paper.scale import FULL
+from paper.schedule import BLOCK, Job, blocks, length
+from paper.settings import AT_HAND, DVERGE, IAT
 from paper.setup import HERE
 from recarc.cli.output import print_entry, print_json
 from recarc.data.catalog import CATALOG
 from recarc.errors import InputError
 
 PATH = HERE / "queue.json"
-BLOCK = 25 * 60  # seconds for which a GPU can be had at a time
-AT_ONCE, GAIN = 8, 4  # rows without training side by side under MPS, and how much sooner they are done (queue.json)
 START = 20  # seconds until a command has read its data and prepared its networks
 BY_HAND = ("head-to-head", "autoattack")  # on fewer images on purpose; what is open of them stands in queue.json
 GIVEN = {  # the public ensemble, converted by `recarc import`, and eight members that were trained for 60 epochs
     DVERGE.name: "dverge",
     IAT.name: "paper/ensembles/iat8-cifar10-resnet20-l2-fast",
 }
-AT_HAND = ("cifar10",)
+BEGIN = "python -m paper --queue --block {} --run reproduce/logs"
+SHORT = 60  # seconds; a job that trains for less, on small networks, runs beside others like one that does not
+ENDS = 2  # points of a sweep that is too long for a block: measured first, so that columns can be added one by one
 
 
 @dataclass(frozen=True)
-class Job:
-    """One command for a GPU. `seconds` was measured if the job is done; otherwise the note says what it rests on."""
+class Open:
+    """A row that is to be measured (again), why, and what there is of it."""
 
-    job: str
-    command: str
-    seconds: float
-    status: str  # done or open
-    epochs: float | None = None
-    members: int | None = None
-    hardware: str = ""
-    date: str = ""
-    note: str = ""
-    beside: bool = False  # needs no training: runs beside others of its kind
+    item: str
+    row: Row
+    why: str
+    found: RowResult | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.item} {self.row.name}"
+
+    @property
+    def trained(self) -> bool:
+        return training_seconds(self.row.ensemble, "fast") > 0 and self.row.ensemble.name not in GIVEN
+
+    @property
+    def planned(self) -> Row:
+        """With the tight attack at its usual effort, also at the points of a sweep."""
+        return replace(FULL, tight="standard").row(self.row)
+
+    @property
+    def runs(self) -> set[tuple[str, ...]]:
+        row = self.row
+        return {(row.ensemble.name, row.norm, row.eps, str(row.last), str(row.alpha), m.run) for m in row.measurements}
+
+    def command(self, out: str, *options: str) -> str:
+        words = ["python", "-m", "paper", self.item, "--only", self.row.name, *options]
+        words += ["--device", "cuda", "--precision", "float16"]
+        words += ["--tight", "standard"] if self.row.axis and "tight" in self.row.columns else []
+        given = GIVEN.get(self.row.ensemble.name)
+        words += ["--ensemble", given] if given else []
+        return shlex.join([*words, "--out", f"reproduce/{out.replace(' ', '-')}", "--results", "paper/results"])
 
 
 def jobs() -> list[Job]:
@@ -57,23 +81,34 @@ def jobs() -> list[Job]:
     return found
 
 
-def open_jobs(measured: Mapping[str, Sequence[ItemResult]]) -> list[Job]:
-    """A job for every row of the paper that is missing, partial or measured with less than the paper's effort.
-
-    Rows that need the same training are one job, since a GPU that is given back forgets its weights.
-    """
-    chosen: dict[str, list[tuple[str, Row, str]]] = {}
-    asked = set()
+def open_rows(measured: Mapping[str, Sequence[ItemResult]]) -> list[Open]:
+    """Every row of the paper on data at hand that is missing, partial or measured with less than the paper's effort."""
+    found: dict[str, Open] = {}  # by what they ask
     for name, item in ITEMS.items():
-        found = {row.row: row for result in measured[name] for row in result.rows}
-        for row in item.rows:
-            why = why_open(row, found.get(row.name))
-            if name in BY_HAND or row.data not in AT_HAND or row.question in asked or not why:
-                continue
-            asked.add(row.question)
-            trained = training_seconds(row.ensemble, "fast") and row.ensemble.name not in GIVEN
-            chosen.setdefault(row.ensemble.name if trained else f"{name} {row.name}", []).append((name, row, why))
-    return [_job(key, rows) for key, rows in chosen.items()]
+        results = {row.row: row for result in measured[name] for row in result.rows}
+        for row in item.rows if name not in BY_HAND else ():
+            why = why_open(row, results.get(row.name))
+            if row.data in AT_HAND and why:
+                found.setdefault(row.question, Open(name, row, why, results.get(row.name)))
+    return list(found.values())
+
+
+def open_jobs(measured: Mapping[str, Sequence[ItemResult]]) -> list[Job]:
+    """The jobs that measure every open row.
+
+    Rows that need the same training are one job, since a GPU that is given back forgets its weights; so are rows of
+    which one has all runs of the other. Each job has a folder of its own, so that no two write to the same run.
+    """
+    rows = open_rows(measured)
+    whole = [row for row in rows if not row.trained and not columns_lacking(row.row, row.found)]
+    chosen: dict[str, list[Open]] = {}
+    for row in rows:
+        wider = next((other for other in whole if row.runs < other.runs and _fits(other)), row)
+        chosen.setdefault(row.row.ensemble.name if row.trained else wider.name, []).append(row)
+    made: list[Job] = []
+    for key, group in chosen.items():
+        made += [_together(key, group)] if group[0].trained or len(group) > 1 else _row_jobs(group[0])
+    return made
 
 
 def why_open(row: Row, found: RowResult | None) -> str:
@@ -83,73 +118,91 @@ def why_open(row: Row, found: RowResult | None) -> str:
     spec = CATALOG[row.data]
     if found.images < spec.splits[spec.evaluation] and not row.ensemble.package:
         return f"measured on {found.images} images only"
+    if found.alpha_saw_test:
+        return "alpha was chosen on test images"
     lacking = sorted(row.columns - {figure.column for figure in found.figures})
     if lacking:
         return f"lacks {', '.join(lacking)}"
     if found.stale:
         return f"out of date: {', '.join(found.stale)}"
-    return "alpha was chosen on test images" if found.alpha_saw_test else ""
+    partial = columns_lacking(row, found)
+    return f"lacks points of {', '.join(partial)}" if partial else ""
 
 
-def _job(key: str, rows: Sequence[tuple[str, Row, str]]) -> Job:
-    ensemble = rows[0][1].ensemble
-    given = GIVEN.get(ensemble.name)
-    training = 0.0 if given else training_seconds(ensemble, "fast")
-    commands = []
-    for name, row, _ in rows:
-        words = ["python", "-m", "paper", name, "--only", row.name, "--device", "cuda", "--precision", "float16"]
-        words += ["--tight", "standard"] if row.axis and "tight" in row.columns else []
-        words += ["--ensemble", given] if given else []
-        commands.append(shlex.join([*words, "--results", "paper/results"]))
-    seconds = training + sum(START + attack_seconds(row) for _, row, _ in rows)
-    why = "; ".join(f"{name} {row.name}: {reason}" for name, row, reason in rows)
-    cost = f"computed from passes: training {training / 60:.0f} min" if training else "computed from passes"
-    return Job(
-        key,
-        " && ".join(commands),
-        round(seconds),
-        "open",
-        members=ensemble.members,
-        note=f"{why} ({cost})",
-        beside=not training,
-    )
+def columns_lacking(row: Row, found: RowResult | None) -> list[str]:
+    """The columns that would complete a row, or have to be measured again; none if the whole row has to be."""
+    spec = CATALOG[row.data]
+    if found is None or found.images < spec.splits[spec.evaluation] or found.alpha_saw_test:
+        return []
+    known = {(figure.column, figure.x) for figure in found.figures if figure.column not in found.stale}
+    unpaired = [d for d in row.differences if (d.column, None) not in known]  # needs both of its columns anew
+    again = {column for difference in unpaired for column in (difference.plus, difference.minus)}
+    asked = [(r.column, m.x) for m in row.measurements for r in m.readings if r.what not in ("cross", "gradients")]
+    return list(dict.fromkeys(column for column, x in asked if column in again or (column, x) not in known))
 
 
-def blocks(planned: Sequence[Job]) -> list[list[Job]]:
-    """First fit, in the order of the jobs: trainings one after the other, rows without training side by side.
+def _fits(row: Open) -> bool:
+    return START + attack_seconds(row.planned) <= BLOCK
 
-    One that is longer than a block has it for itself, and resumes when it is started again.
-    """
-    found: list[list[Job]] = []
-    for job in planned:
-        block = next((block for block in found if _seconds([*block, job]) <= BLOCK), None)
-        if block is None:
-            found.append(block := [])
-        block.append(job)
+
+def _together(key: str, rows: Sequence[Open]) -> Job:
+    """One command after the other; those with most runs first, so that the others find them."""
+    rows = sorted(rows, key=lambda row: -len(row.runs)) if not rows[0].trained else rows
+    ensemble, trained = rows[0].row.ensemble, rows[0].trained
+    training = training_seconds(ensemble, "fast") if trained else 0.0
+    attacks = sum(attack_seconds(row.planned) for row in (rows if trained else rows[:1]))
+    why = "; ".join(f"{row.name}: {row.why}" for row in rows)
+    cost = f"computed from passes: training {training / 60:.0f} min" if trained else "computed from passes"
+    seconds = round(training + attacks + START * len(rows))
+    command = " && ".join(row.command(key) for row in rows)
+    note = f"{why} ({cost})"
+    return Job(key, command, seconds, "open", members=ensemble.members, note=note, beside=training < SHORT)
+
+
+def _row_jobs(row: Open) -> list[Job]:
+    """A row without training: whole, only the columns that it lacks, or in parts if it is longer than a block."""
+
+    def job(name: str, seconds: float, *options: str, after: str = "") -> Job:
+        note, members = f"{row.name}: {row.why} (computed from passes)", row.row.ensemble.members
+        command = row.command(row.name, *options)
+        return Job(name, command, round(START + seconds), "open", members=members, note=note, beside=True, after=after)
+
+    lacking = columns_lacking(row.row, row.found)
+    if not lacking and _fits(row):
+        return [job(row.name, attack_seconds(row.planned))]
+    first, parts = [], lacking
+    if not lacking:
+        ends = replace(FULL, tight="standard", points=ENDS).row(row.row)
+        first = [job(row.name, attack_seconds(ends), "--points", str(ENDS))]
+        parts = list(dict.fromkeys(r.column for m in row.row.measurements for r in m.readings))
+    made = []
+    for columns in _portions(row.planned, parts):
+        options = [word for column in columns for word in ("--column", column)]
+        seconds = attack_seconds(row.planned.only(columns))
+        made.append(job(f"{row.name}: {', '.join(columns)}", seconds, *options, after=row.name if first else ""))
+    return [*first, *made]
+
+
+def _portions(row: Row, columns: Sequence[str]) -> list[list[str]]:
+    """These columns in portions of at most half a block, or one column; those of one run (tight and floor) together."""
+    found: list[list[str]] = []
+    for column in columns:
+        for portion in found:
+            same = row.only(portion) == row.only([*portion, column])
+            if same or START + attack_seconds(row.only([*portion, column])) <= BLOCK / 2:
+                portion.append(column)
+                break
+        else:
+            found.append([column])
     return found
 
 
-def _seconds(block: Sequence[Job]) -> float:
-    return sum(job.seconds / (GAIN if job.beside else 1) for job in block)
-
-
-def script(block: Sequence[Job]) -> str:
-    """A shell script that runs the jobs of a block; a job that fails does not stop the others."""
-    rows = [job.command for job in block if job.beside]
-    together = [f"xargs -d '\\n' -P {AT_ONCE} -n 1 bash -c <<'ROWS'", *rows, "ROWS"] if rows else []
-    return "\n".join([*together, *(job.command for job in block if not job.beside)])
-
-
-def print_queue(measured: Mapping[str, Sequence[ItemResult]], block: int | None, as_json: bool) -> None:
+def print_queue(measured: Mapping[str, Sequence[ItemResult]], as_json: bool) -> None:
+    """What was done, what is open, and the plan."""
     listed, planned = jobs(), open_jobs(measured)
     plan = blocks(planned)
-    if block is not None:
-        if not 1 <= block <= len(plan):
-            raise InputError(f"--block is {block}; the plan has blocks 1 to {len(plan)}")
-        print(script(plan[block - 1]))
-        return
     if as_json:
-        named = [[job.job for job in one] for one in plan]
+        named = [{"minutes": round(length(one) / 60, 1), "jobs": [job.job for job in one]} for one in plan]
         print_json({"jobs": [asdict(job) for job in [*listed, *planned]], "blocks": named})
         return
     for status in ("done", "open"):
@@ -159,17 +212,30 @@ def print_queue(measured: Mapping[str, Sequence[ItemResult]], block: int | None,
         for job in chosen:
             _print(job)
         print()
-    print(f"Tables and figures: {_seconds(planned) / 60:.0f} GPU minutes in {len(plan)} blocks\n")
+    print(f"Tables and figures: {sum(map(length, plan)) / 60:.0f} GPU minutes in {len(plan)} blocks\n")
     for number, one in enumerate(plan, 1):
-        again = ", more than a block: start it again to go on" if _seconds(one) > BLOCK else ""
-        start = f"python -m paper --queue --block {number} | bash"
-        print(f"Block {number}: {_seconds(one) / 60:.0f} minutes{again}; {start}\n")
+        again = ", more than a block: keep reproduce/ and start it again to go on" if length(one) > BLOCK else ""
+        print(f"Block {number}: {length(one) / 60:.0f} minutes{again}; {BEGIN.format(number)}\n")
         for job in one:
             _print(job)
         print()
 
     waiting = dict.fromkeys(row.data for item in ITEMS.values() for row in item.rows if row.data not in AT_HAND)
     print(f"Not planned: rows on {', '.join(waiting)}; docs/full_size.md has their commands and costs")
+
+
+def run_block(
+    measured: Mapping[str, Sequence[ItemResult]], block: int | None, folder: Path | None, minutes: float, as_json: bool
+) -> int:
+    """Start the jobs of a block; the exit code is 0 if all of them are done, 3 if time ran out, 1 if one failed."""
+    plan = blocks(open_jobs(measured))
+    if block is None or folder is None:
+        raise InputError(f"--block and --run go together, e.g. {BEGIN.format(1)}")
+    if not 1 <= block <= len(plan):
+        raise InputError(f"--block is {block}; the plan has blocks 1 to {len(plan)}")
+    if not minutes > 0:
+        raise InputError(f"--minutes is {minutes:g}; expected a number > 0")
+    return run(plan[block - 1], folder, 60 * minutes, as_json)
 
 
 def _print(job: Job) -> None:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from recarc.attacks import Attack
+from recarc.attacks import Attack, RandomAttacker
 from recarc.errors import unknown
 from recarc.geometry import Ball
 
@@ -68,6 +68,13 @@ class Measurement:
     eps: str | None = None  # None: the row's
     temperature: float = 1.0  # the last member's logits are divided by it, which changes no answer
     extra: bool = False  # not in the paper: the tight attack and its floor
+
+    @property
+    def run(self) -> str:
+        """What its run depends on, beside the row: measurements with the same text share one."""
+        return repr(
+            (self.attack, self.members, None if ignores_alpha(self.attack) else self.alpha, self.eps, self.temperature)
+        )
 
 
 @dataclass(frozen=True)
@@ -185,6 +192,11 @@ def _add(new: Item) -> Item:
         raise ValueError(f"two items are called {new.name!r}")
     ITEMS[new.name] = new
     return new
+
+
+def ignores_alpha(attack: Attack) -> bool:
+    """Whether an attack finds the same perturbations whatever alpha is: it attacks one member, or each in turn."""
+    return isinstance(attack, RandomAttacker) or getattr(attack, "member", None) is not None
 
 
 def radius(text: str) -> float:

@@ -70,6 +70,11 @@ class RowResult:
         """Whether alpha was searched for on images that are scored, as rows measured by older versions did."""
         return self.alpha_chosen_by.startswith("grid") and "training images" not in self.alpha_chosen_by
 
+    @property
+    def current(self) -> RowResult:
+        """Without the columns that are out of date."""
+        return replace(self, figures=tuple(f for f in self.figures if f.column not in self.stale))
+
     def figure(self, column: str, x: float | None = None) -> Figure | None:
         return next((f for f in self.figures if f.column == column and f.x == x), None)
 

@@ -26,9 +26,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "after-50": {"epochs": 50, "copies": 10, "augment_after": True},
 }
 NOTE = (
-    "Not in the paper. ResNet-20, linf; the first member is zoo:at-resnet20-linf throughout, alpha is (0.9, 0.1). "
-    "`shipped` attacks the first member in every step for 50 epochs; the others train on copies of the training set "
-    "that were attacked once (`copies`), for as many epochs as their name says. `step`: the paper's schedule, rate and "
+    "Not in the paper. ResNet-20, linf; alpha is (0.9, 0.1). `shipped` is zoo:bat-resnet20-linf, whose second member "
+    "attacked the first in every step for 50 epochs; its first member is a network of its own (docs/zoo.md). The first "
+    "member of the others is zoo:at-resnet20-linf; their second trains on copies of the training set that were "
+    "attacked once (`copies`), for as many epochs as their name says. `step`: the paper's schedule, rate and "
     "weight decay, no weight average; `smooth`: label smoothing 0.1, as `fast` has for large networks; `decay`: weight "
     "decay 5e-4; `pgd`: that many steps on the first member; `after`: "
     "cropped and flipped after the attack. The paper's row is trained for 200 epochs, from a first member of its own. "
@@ -67,7 +68,8 @@ def second_member() -> tuple[Row, ...]:
 @item(
     "seeds",
     "The spread of training: BAT pairs of ResNet-20s in linf, both members trained with another seed",
-    note="Seed 0 has the shipped first member. Second members train for 50 epochs on 20 copies, as in `copies-50`.",
+    note="The first member of seed 0 is zoo:at-resnet20-linf. "
+    "Second members train for 50 epochs on 20 copies, as in `copies-50`.",
 )
 def seeds() -> tuple[Row, ...]:
     rows = [_row("seed-0", _pair("copies-50", VARIANTS["copies-50"]))]

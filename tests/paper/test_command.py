@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from paper import measure, queue
+from paper import measure
 from paper.__main__ import main
 from paper.items import ITEMS, ensembles
 from paper.measure import ItemRun
@@ -223,33 +222,12 @@ def test_a_row_that_lacks_columns_does_not_count_as_measured(
     assert entry["measured"] == [row.name] and entry["measured_in_part"] == []
 
 
-def test_the_plan_fills_blocks_and_starts_each_with_one_script(capsys: pytest.CaptureFixture[str]) -> None:
-    planned = [queue.Job(str(k), f"run {k}", seconds, "open") for k, seconds in enumerate((600, 2000, 900, 700, 200))]
-    assert [[job.job for job in block] for block in queue.blocks(planned)] == [["0", "2"], ["1"], ["3", "4"]]
-    rows = [queue.Job(str(k), f"echo row {k}", 2000, "open", beside=True) for k in range(3)]
-    assert len(queue.blocks(rows)) == 1, "rows without training share a GPU well"
-    made = subprocess.run(["bash"], input=queue.script([planned[0], *rows]), capture_output=True, text=True)
-    assert sorted(made.stdout.split("\n")[:3]) == ["row 0", "row 1", "row 2"] and "run" in made.stderr
-    assert main(["--queue", "--block", "1"]) == 0
-    assert "python -m paper table1 --only" in capsys.readouterr().out
-
-
-def test_the_queue_lists_what_was_done_and_what_is_open(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert main(["--queue", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)["jobs"]
-    assert {job["status"] for job in listed} == {"done", "open"}
-    assert all(job["seconds"] > 0 and job["command"].startswith(("recarc ", "python -m paper ")) for job in listed)
-    assert main(["--queue"]) == 0
-    printed = capsys.readouterr().out
-    assert "GPU minutes" in printed and all(job["job"] in printed for job in listed)
-    assert main(["--queue", "--block", "999"]) == 2
-    assert "the plan has blocks 1 to" in capsys.readouterr().err
-    monkeypatch.setattr(queue, "PATH", tmp_path / "queue.json")
-    queue.PATH.write_text('{"jobs": [{"job": "a", "command": "c", "seconds": 1, "status": "lost"}]}')
-    assert main(["--queue"]) == 2
-    assert "the status of 'a' is 'lost'; expected done or open" in capsys.readouterr().err
+def test_seeds_of_one_part_are_listed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, *_ = parts = ITEMS["gallery"].parts
+    for name in (f"{first}, seed 0", f"{first}, seed 1", f"{second}, seed 0", f"{second} and more"):
+        add_row(tmp_path, "gallery", "", RowResult(name, (Figure("tight", 1.0),), images=300), [])
+    assert main(["--list", "--results", str(tmp_path)]) == 0
+    assert f"2 of {len(parts)} rows measured" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("folder", sorted((HERE / "ensembles").iterdir()), ids=lambda path: path.name)

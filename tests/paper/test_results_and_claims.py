@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,16 @@ from typing import Any
 
 import pytest
 
-from paper import results
+from paper import left, results
 from paper.board import board_table
 from paper.claims import CLAIMS, judge
+from paper.costs import attack_seconds, training_seconds
+from paper.floors import of_board
 from paper.items import ITEMS
 from paper.items.figures import ARC_ALPHA_ONE, IAT_GAIN
 from paper.items.head_to_head import ahead_of_climb
 from paper.judging import Judged
-from paper.pages import costs_table, fill, gathered, headline, page, render
+from paper.pages import claims_of, costs_table, fill, gathered, headline, page, render
 from paper.recipe import Difference, Item
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import gradients_of, grids
@@ -206,9 +209,24 @@ def test_no_row_is_dropped_silently() -> None:
     assert found.evidence[2] == "not measured: " + ", ".join(f"table1 {name}" for name in list(rows)[2:])
     part = one("table1", row(next(iter(rows)), APGD=56))
     assert judged("overestimate", part, ITEMS).evidence == judged("overestimate", {}, ITEMS).evidence
-    both = judged("overestimate", {}, {"table1": ITEMS["table1"], "table2": ITEMS["table2"]}).evidence[0]
-    assert both.count("table1 ") == 10 and both.count("table2 ") == 6, "two tables ask the same of ResNet-20"
+    here, away = judged("overestimate", {}, {"table1": ITEMS["table1"], "table2": ITEMS["table2"]}).evidence
+    assert here.startswith("not measured: ") and here.count("table1 ") == 10 and "table2" not in here
+    assert away.startswith("not at hand: ") and away.count("table2 ") == 6, "two tables ask the same of ResNet-20"
     assert judged("floor", one("table1", replace(row("a", tight=35.2, floor=35), alpha=(1.0, 0.0)))).evidence
+
+
+def test_a_claim_is_decided_on_the_data_at_hand() -> None:
+    """Rows on SVHN, CIFAR-100 and ImageNet are named, but leave a claim neither open nor confirmed for them."""
+    measured = [replace(row(r.name, RR=57, APGD=56, ARC=37), ensemble=r.name) for r in ITEMS["table2"].rows]
+    here = [found for found in measured if found.row.startswith("cifar10-")]
+    found = judged("overestimate", one("table2", *here), {"table2": ITEMS["table2"]})
+    assert found.verdict == "confirmed on the data at hand"
+    assert found.evidence[-1].startswith("not at hand: table2 svhn-l2, ") and "not measured" not in str(found.evidence)
+    assert judged("overestimate", one("table2", *measured), {"table2": ITEMS["table2"]}).verdict == "confirmed"
+    found = judged("overestimate", one("table2", here[0]), {"table2": ITEMS["table2"]})
+    assert found.verdict == "undecided for 1 of 2 rows, confirmed for the others"
+    swept = judged("alpha 1", {}, {"figure6": ITEMS["figure6"]}).evidence
+    assert [line.count("alpha") for line in swept] == [2, 2], "only sweeps over alpha"
 
 
 def test_below_at_compares_the_same_attack() -> None:
@@ -278,6 +296,59 @@ def test_the_floor_is_judged_by_the_usual_effort() -> None:
         "with the quick preset, cifar10 l2: 4.00, floor 3.00 (n = 100)",
         "with the quick preset, adp at eps 2/255: 6.00, floor 4.00 (n = 100)",
     )
+
+
+def test_the_floor_is_asked_of_the_head_to_head_and_the_board(tmp_path: Path) -> None:
+    raced = replace(
+        row("dverge-2", **{"tight quick": 40, "tight standard": 33, "floor": 21}), ensemble="given (dverge)"
+    )
+    assert judged("floor", one("head-to-head", raced)).verdict == REFUTED
+    board = Board.read(ROOT / "paper" / "results" / "board.json")
+    shown = judged("floor", {"board": of_board(board)})
+    drawn = [entry for entry in board.rows if entry.drawn > 1]
+    assert len(shown.evidence) == len(drawn) < len(board.rows), "single networks have no floor of their own"
+    wide = [entry for entry in drawn if entry.tight["value"] - entry.floor > 0.005]
+    assert wide and shown.verdict == f"refuted for {len(wide)} of {len(drawn)} rows"
+    most = max(drawn, key=lambda entry: entry.tight["value"] - entry.floor)
+    assert (
+        f"{100 * (most.tight['value'] - most.floor):.2f} points above the floor on board: {most.name}" in shown.summary
+    )
+    claim = next(
+        c for c in claims_of(gathered(ROOT / "paper" / "results"), ROOT / "paper" / "results") if "floor" in c.claim
+    )
+    assert "refuted" in claim.verdict and any("board: DVERGE, l2" in line for line in claim.evidence)
+    assert len(claim.evidence) == len(set(claim.evidence))
+
+
+def test_an_ensemble_is_asked_once_whether_it_meets_its_floor() -> None:
+    def measured(name: str, images: int, date: str, tight: float, **changes: Any) -> RowResult:
+        found = replace(
+            row(name, images=images, tight=tight, floor=0), ensemble="given (dverge)", norm="linf", date=date
+        )
+        return replace(found, **{"eps": "8/255", "alpha": (1 / 3, 1 / 3, 1 / 3), **changes})
+
+    old, new = measured("old", 10000, "2026-11-15", 3), measured("new", 10000, "2026-11-18", 0.1)
+    few = measured("few", 1000, "2026-11-19", 2)
+    assert judged("floor", {**one("figure4", old), **one("tight", new), **one("table1", few)}).verdict == "confirmed"
+    other = measured("other", 1000, "2026-11-19", 2, eps="2/255")
+    assert judged("floor", {**one("tight", new), **one("table1", other)}).verdict == "refuted for 1 of 2 rows"
+    sweep = measured("eps", 1000, "2026-11-19", 0, axis="255 eps")
+    sweep = replace(sweep, figures=(Figure("tight", 2, x=8), Figure("floor", 0, x=8)))
+    assert judged("floor", {**one("tight", new), **one("figure9", sweep)}).verdict == "confirmed", "the same, on fewer"
+
+
+def test_columns_out_of_date_do_not_count() -> None:
+    place: dict[str, Any] = {"ensemble": "zoo:a", "norm": "linf", "eps": "8/255", "alpha": (0.5, 0.5)}
+    stale = replace(row("dverge-linf", ARC=15, tight=37, floor=35), **place, stale={"tight": "older code"})
+    assert judged("floor", one("figure4", stale)).verdict == "not measured yet"
+    found = judged("diversity", one("figure4", stale), {"figure4": ITEMS["figure4"]})
+    assert "figure4 dverge-linf" in found.evidence[-1], "it is to be measured again"
+    newer = replace(row("again", tight=35.1, floor=35), **place)
+    both = {**one("figure4", stale), **one("tight", newer)}
+    found = judged("diversity", both, {"figure4": ITEMS["figure4"]})
+    assert "does not hold: zoo:a: 15.00 under ARC, 35.10 under tight" in found.evidence[0]
+    assert found.evidence[-1] == "not measured: figure4 eps", "another row has the same column, newer"
+    assert judged("floor", both).verdict == "confirmed"
 
 
 def test_every_radius_and_row_is_asked_whether_arc_wins() -> None:
@@ -358,9 +429,25 @@ def test_the_page_holds_tables_pictures_and_what_is_missing(tmp_path: Path) -> N
     text = (docs / "results.md").read_text()
     assert "| linf | 100 | 55.90 | 37.10 |" in text
     assert "![figure3](../paper/results/figure3.png)" in text
-    assert "Not measured yet: l2." in text and "table1" in text
+    assert "Not measured yet: l2 (2 min).\n" in text and "table1" in text
     with pytest.raises(InputError, match="is not a folder of results"):
         render(tmp_path / "nothing", docs)
+
+
+def test_what_is_left_is_said_with_its_gpu_minutes() -> None:
+    rows = {r.name: r for r in ITEMS["second-member"].rows}
+    (line,) = left.absent([rows["step-200"]])
+    seconds = training_seconds(rows["step-200"].ensemble, "fast") + attack_seconds(rows["step-200"])
+    assert line == f"Not measured yet: step-200 ({round((seconds + 20) / 60)} min).\n" and seconds > 120
+    both = [r for r in ITEMS["table4"].rows if r.name.startswith("cifar100-linf")]
+    (away,) = left.absent(both)
+    each, _, whole = away.partition("; in all ")
+    assert away.startswith("Not at hand (cifar100): cifar100-linf-f1 (") and whole.endswith("each training once.\n")
+    minutes = [int(found) for found in re.findall(r"(\d+) min", each)]
+    assert max(minutes) <= int(whole.split()[0]) < sum(minutes), "two rows, one training"
+    assert "GPU" not in left.absent_items([ITEMS["figure2"]]) and "(seconds)" in left.absent_items([ITEMS["figure2"]])
+    plan = left.plan({name: [] for name in ITEMS})
+    assert "| table3 l2 |" in plan and "minutes of one H200 in" in plan and "svhn" not in plan
 
 
 def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:

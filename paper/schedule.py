@@ -1,0 +1,82 @@
+"""GPU jobs: which run side by side, how long that takes, and in which block of GPU time each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+BLOCK = 25 * 60  # seconds for which a GPU can be had at a time
+# An evaluation holds 15 to 40 GB, a training up to 38, of the 139 GB of an H200 (queue.json, "rows of the board").
+ROWS_ALONE, ROWS_BESIDE = 5, 3  # rows without training at once, and beside a training
+# 19 rows, 1,100 s one after the other, took 250 s eight at a time (queue.json, "rows without training"): each of them
+# slows the others by 12 %. Beside a training rows come second (CUDA_MPS_CLIENT_PRIORITY) and it keeps its speed: 142 s
+# were measured beside three jobs (queue.json, "measure figure7 AC&W") for passes that make 64.
+SLOWER, BESIDE_TRAINING = 0.12, 0.5
+
+
+@dataclass(frozen=True)
+class Job:
+    """One command for a GPU. `seconds` was measured if the job is done; otherwise the note says what it rests on."""
+
+    job: str
+    command: str
+    seconds: float
+    status: str  # done or open
+    epochs: float | None = None
+    members: int | None = None
+    hardware: str = ""
+    date: str = ""
+    note: str = ""
+    beside: bool = False  # needs no training, or hardly any: runs beside others
+    after: str = ""  # the job whose results it adds to
+
+
+def next_job(waiting: Sequence[Job], running: Collection[Job]) -> Job | None:
+    """The job to start now, if any: trainings one after the other, rows without training beside them, longest first."""
+    training = any(not job.beside for job in running)
+    trainings = [] if training else [job for job in waiting if not job.beside]
+    if trainings:
+        return trainings[0]
+    if sum(job.beside for job in running) >= (ROWS_BESIDE if training else ROWS_ALONE):
+        return None
+    unfinished = {job.job for job in (*waiting, *running)}
+    ready = [job for job in waiting if job.beside and job.after not in unfinished]
+    return max(ready, key=lambda job: _with_followers(job, waiting), default=None)
+
+
+def _with_followers(job: Job, waiting: Sequence[Job]) -> float:
+    return job.seconds + max((other.seconds for other in waiting if other.after == job.job), default=0.0)
+
+
+def length(jobs: Sequence[Job]) -> float:
+    """Seconds until the last of these jobs has ended, each started as soon as `next_job` allows."""
+    waiting, left, clock = list(jobs), dict[Job, float](), 0.0
+    while waiting or left:
+        while (job := next_job(waiting, left)) is not None:
+            waiting.remove(job)
+            left[job] = job.seconds
+        speed = {job: _speed(job, left) for job in left}
+        step = min(left[job] / speed[job] for job in left)
+        clock += step
+        left = {job: rest for job in left if (rest := left[job] - step * speed[job]) > 1e-6}
+    return clock
+
+
+def _speed(job: Job, running: Collection[Job]) -> float:
+    if not job.beside:
+        return 1.0
+    if any(not other.beside for other in running):
+        return BESIDE_TRAINING
+    return 1 / (1 + SLOWER * (len(running) - 1))
+
+
+def blocks(planned: Sequence[Job]) -> list[list[Job]]:
+    """First fit, in the order of the jobs; none comes before the one it adds to. A longer one has its own block."""
+    found: list[list[Job]] = []
+    for job in planned:
+        first = next((i for i, block in enumerate(found) if job.after in {other.job for other in block}), 0)
+        block = next((block for block in found[first:] if length([*block, job]) <= BLOCK), None)
+        if block is None:
+            found.append(block := [])
+        block.append(job)
+    return found
