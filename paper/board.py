@@ -8,7 +8,10 @@ from paper.tables import Grid
 from recarc.board import Board, Row
 from recarc.board.answer import answer, averaged, comparisons
 
-LAST = ("verdict", "average", "MFLOPs", "GPU minutes")
+HEADER = [
+    *("ensemble", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "most", "P(R)", "verdict"),
+    *("average", "MFLOPs", "GPU minutes"),
+]
 IMAGES = 10_000  # of a row that says nothing else
 
 
@@ -17,21 +20,8 @@ def board_table(path: Path) -> str:
     if not path.exists():
         return "Not measured yet: `recarc board add`, then `--render`."
     board = Board.read(path)
-    header = [
-        "ensemble",
-        "clean",
-        "AdaptivePGD",
-        "ARC",
-        "tight",
-        "floor",
-        "best member",
-        "gain",
-        "most",
-        "P(R)",
-        "verdict",
-    ]
     cells = [board_cells(row) for row in board.rows]
-    parts = [answer(board), Grid("", [*header, *LAST], cells).markdown(), *averaged(board)]
+    parts = [answer(board), Grid("", HEADER, cells).markdown(), *averaged(board)]
     against = []
     for over in comparisons(board):
         figures = [signed(*over.tight), signed(over.adaptive_pgd), signed(over.arc)]

@@ -67,18 +67,19 @@ Written by `python -m paper --render` from the files `paper/results/bench-*.json
 
 What makes a run fast. In the attacks: samples that cannot get any worse leave the batch, and so do those that did not
 change in a whole iteration of ARC, since the next would repeat it; one backward pass per plane (the difference of two
-logits), not one per class. Together that leaves an eleventh of the baseline's passes in the run below. In
-`recarc.fast.accelerate(ensemble, precision)`, an ensemble to search with: batch norm is folded into the convolutions
-and bias, shortcut and ReLU are fused with them: for up to 64 channels in a Triton kernel with a gradient of its own,
-for more by cuDNN; float16, which rounds like TF32 in half the memory, with the layers that make the logits in float32;
-CUDA graphs of a few sizes, captured when they are first needed, so that a handful of samples costs a handful of
-launches; the planes of few samples side by side in one pass. Our Triton kernels are compiled once per machine, as many
-at a time as there are cores. In `evaluate` batches span shards, so that the last few samples are waited for once.
-Pure float32, which has no tensor cores, runs in the fastest of four ways (two layouts, kernels tried out or not),
-measured once and kept in the cache, but not in `evaluate`, whose records must not depend on a stopwatch. A search in
-float16 may end up to 0.2 points above one in TF32, because a point just across a boundary in one precision can be on
-its other side in another. The baselines and the other libraries run with PyTorch's defaults, on a GPU with convolutions
-in TF32; "members as given" is float32 throughout.
+logits), not one per class. Together that leaves an eleventh of the baseline's passes in the run below. Since then ARC
+also leaves out planes that are too far to be the nearest (`bench-planes` counts what that saves); the rows of a GPU are
+older and do not have it. In `recarc.fast.accelerate(ensemble, precision)`, an ensemble to search with: batch norm is
+folded into the convolutions and bias, shortcut and ReLU are fused with them: for up to 64 channels in a Triton kernel
+with a gradient of its own, for more by cuDNN; float16, which rounds like TF32 in half the memory, with the layers that
+make the logits in float32; CUDA graphs of a few sizes, captured when they are first needed, so that a handful of
+samples costs a handful of launches; the planes of few samples side by side in one pass. Our Triton kernels are compiled
+once per machine, as many at a time as there are cores. In `evaluate` batches span shards, so that the last few samples
+are waited for once. Pure float32, which has no tensor cores, runs in the fastest of four ways (two layouts, kernels
+tried out or not), measured once and kept in the cache, but not in `evaluate`, whose records must not depend on a
+stopwatch. A search in float16 may end up to 0.2 points above one in TF32, because a point just across a boundary in one
+precision can be on its other side in another. The baselines and the other libraries run with PyTorch's defaults, on a
+GPU with convolutions in TF32; "members as given" is float32 throughout.
 
 The baseline is Algorithm 2 batch-vectorised the obvious way (`paper/bench/baseline.py`): C + 1 backward passes per
 member, M^2 + 2M forward passes per iteration, every sample to the end.

@@ -161,3 +161,20 @@ def test_one_version_everywhere() -> None:
 def test_the_threat_model_is_linked_and_packaged() -> None:
     assert (ROOT / "SECURITY.md").is_file()
     assert "(SECURITY.md)" in (ROOT / "README.md").read_text() and "SECURITY.md" in (ROOT / "MANIFEST.in").read_text()
+
+
+def columns(line: str) -> int:
+    """Cells of a line of a table; a pipe in code or behind a backslash ends none."""
+    return re.sub(r"`[^`]*`|\\\|", "", line).strip().strip("|").count("|") + 1
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
+def test_tables_have_a_heading_for_every_column(path: Path) -> None:
+    lines, expected, heading = path.read_text(encoding="utf-8").splitlines(), 0, ""
+    for before, line in zip(["", *lines], lines):
+        if not line.startswith("|"):
+            expected = 0
+        elif not before.startswith("|"):
+            expected, heading = columns(line), line
+        else:
+            assert columns(line) == expected, f"{heading}\n{line}"
