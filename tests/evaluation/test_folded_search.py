@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from recarc import ARC, Ball, RandomizedEnsemble, Tight, evaluate
 from recarc.evaluation.prepare import Settings, prepare
 from recarc.evaluation.samples import TensorSamples
 from recarc.evaluation.tiling import any_accelerated, largest_tile
+from recarc.fast import accelerate
 from tiny import cnn, labels_of, points
 
 BALL = Ball("linf", 0.1)
@@ -41,6 +44,33 @@ class Fickle(nn.Module):
         return out if isinstance(self.net.get_submodule("1"), nn.BatchNorm2d) else -out
 
 
+class Locked(nn.Module):
+    """Cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.lock = normed(0), threading.Lock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)
+        return out
+
+
+def changed(change: Callable[[nn.Module], Any]) -> nn.Module:
+    """With something that acts on the weights or outputs of its convolution."""
+    net = normed(0)
+    change(net.get_submodule("0"))
+    return net.eval()
+
+
+ODD = {
+    "locked": Locked,
+    "spectral norm": lambda: changed(nn.utils.parametrizations.spectral_norm),
+    "weight norm": lambda: changed(nn.utils.parametrizations.weight_norm),
+    "hook": lambda: changed(lambda conv: conv.register_forward_hook(lambda module, given, out: 2 * out)),
+}
+
+
 def searched(member: nn.Module, x: Tensor, **settings: Any) -> RandomizedEnsemble:
     ensemble = RandomizedEnsemble([member])
     samples = TensorSamples(x, torch.zeros(len(x), dtype=torch.long))
@@ -56,6 +86,15 @@ def test_members_are_folded_where_that_changes_nothing_but_rounding() -> None:
     assert not any_accelerated(searched(Fickle(), x))
     assert not any_accelerated(searched(normed(0), x, precision="float64"))
     assert not any_accelerated(searched(normed(0, torch.float64), x))
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_members_that_cannot_be_folded_are_searched_as_they_are(kind: str) -> None:
+    member, x = ODD[kind](), points(30, 2, 4, 4, dtype=torch.float32)
+    y = labels_of(RandomizedEnsemble([member]), x)
+    assert not any_accelerated(searched(member, x))
+    evaluate(member, ARC(steps=2), (x, y), BALL, progress=False)
+    torch.testing.assert_close(accelerate(member).members[0](x), member(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("attack", [ARC(steps=4), Tight("quick", steps=3)], ids=lambda a: type(a).__name__)

@@ -115,16 +115,16 @@ def tiled(
 def folded(ensemble: RandomizedEnsemble, x: Tensor, logits: Tensor, wide: int | None = None) -> RandomizedEnsemble:
     """Tiled members for a search on a CPU: with batch norms folded, in tiles of `wide` or as many as are worth it.
 
-    A member stays as it is where there is nothing to fold, or where its folded copy does not give its `logits` (M, B,
-    C) at x.
+    A member stays as it is where there is nothing to fold, where it cannot be copied, or where its folded copy does not
+    give its `logits` (M, B, C) at x.
     """
     from recarc.fast import FastMember, FastSettings
-    from recarc.fast.fold import folds
+    from recarc.fast.fold import can_be_copied, folds
     from recarc.fast.tiles import tile_of_work, work_on
 
     def fast(tiled: TiledMember, expected: Tensor) -> TiledMember:
         own = tiled.member
-        if not isinstance(own, nn.Module) or dtype_of(own) != torch.float32 or not folds(own):
+        if not isinstance(own, nn.Module) or dtype_of(own) != torch.float32 or not (folds(own) and can_be_copied(own)):
             return tiled
         tile = wide or min(WIDEST, tile_of_work(LONG, work_on(own, x)))
         found = FastMember(own, FastSettings("float32", tile=tile, one_size=True))

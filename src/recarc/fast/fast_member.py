@@ -17,6 +17,7 @@ from recarc.errors import InputError, first_line
 from recarc.fast.choice import FIXED, Way, fastest_way
 from recarc.fast.convert import folded_copy, in_search_precision, is_fully_fused, is_fused, is_traceable
 from recarc.fast.execute import CapturedTile, Executor, PlainTile
+from recarc.fast.fold import can_be_copied
 from recarc.fast.tape import Differentiable, Tape
 from recarc.fast.tiles import SMALLEST_ON_CPU, SMALLEST_TILE, busy_tile, captured_sizes, halves, tiles_for
 from recarc.runtime import COARSE, TILE, check_precision, out_of_memory
@@ -57,13 +58,16 @@ def accelerate(
     "float16" rounds like TF32 (10 bits) in half the memory; on a GPU it runs our own kernels for few channels.
     `compile` takes a while before it pays off: use it for long runs. `graphs` captures tiles of a few sizes as CUDA
     graphs; None does so for what can be traced. With `one_size` every tile is padded to the full size, so that a
-    sample's figures do not depend on the rest of its batch. Callables that are not modules are used unchanged.
+    sample's figures do not depend on the rest of its batch. Modules that cannot be copied are used unchanged, as are
+    callables that are no modules.
     """
     ensemble = as_ensemble(ensemble)
     device = ensemble.device_of_members() or torch.device("cpu")
     check_precision(precision, device, ("float32", *COARSE))
     settings = FastSettings(precision, compile, graphs if device.type == "cuda" else False, tile, one_size)
-    members = [FastMember(m, settings) if isinstance(m, nn.Module) else m for m in ensemble.members]
+    members = [
+        FastMember(m, settings) if isinstance(m, nn.Module) and can_be_copied(m) else m for m in ensemble.members
+    ]
     return ensemble.with_members(members)
 
 

@@ -47,6 +47,15 @@ def fold_batch_norm(module: nn.Module) -> nn.Module:
     return folded
 
 
+def can_be_copied(module: nn.Module) -> bool:
+    """Modules that hold a lock, an open file or a tensor of some graph cannot be; each says so in its own way."""
+    try:
+        copy.deepcopy(module)
+    except Exception:
+        return False
+    return True
+
+
 def folds(module: nn.Module) -> bool:
     """Whether it has a batch norm that can be folded. Without one it is not traced, which runs its own code."""
     try:
@@ -65,7 +74,8 @@ def conv_norm_pairs(module: nn.Module) -> list[tuple[str, str]]:
         if node.op != "call_module" or not isinstance(modules[node.target], nn.BatchNorm2d):
             continue
         source: Any = node.args[0] if node.args else None
-        if _is_convolution_read_once(source, modules) and modules[node.target].running_mean is not None:
+        norm = modules[node.target]
+        if _is_convolution_read_once(source, modules) and norm.running_mean is not None and _is_plain(norm):
             names = (str(source.target), str(node.target))
             if calls[names[0]] == calls[names[1]] == 1:
                 pairs.append(names)
@@ -77,5 +87,12 @@ def _is_convolution_read_once(source: Any, modules: dict[str, nn.Module]) -> boo
         isinstance(source, fx.Node)
         and source.op == "call_module"
         and isinstance(modules[str(source.target)], nn.Conv2d)
+        and _is_plain(modules[str(source.target)])
         and len(source.users) == 1
     )
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether its weight is its own and no hook acts on it, as those of weight and spectral normalisation do."""
+    hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
+    return "weight" in layer._parameters and not hooked
