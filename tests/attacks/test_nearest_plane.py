@@ -68,6 +68,26 @@ def test_the_batch_and_how_gradients_are_found_do_not_matter(p: float, seed: int
     torch.testing.assert_close(found.zeta, alone, rtol=0, atol=1e-12)
 
 
+def test_a_class_that_is_ruled_out_does_not_make_answers_depend_on_the_batch() -> None:
+    """With a logit of -inf a member's own class is its own last rival, so that rivals are not in ascending order."""
+
+    class RuledOut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp(1, classes=13)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x) + torch.tensor([0.0] * 12 + [-math.inf], dtype=x.dtype)
+
+    member, x = RuledOut(), points(80, 6, seed=1)
+    together, at_once, alone = (
+        [nearest_plane(m, part, Norm(2), label=None, planes=12, longest=LONGEST).zeta for part in parts]
+        for m, parts in ((member, [x]), (Counting(member, at_once=True), [x]), (member, x.split(1)))
+    )
+    torch.testing.assert_close(together[0], torch.cat(alone), rtol=0, atol=1e-12)
+    assert torch.equal(together[0], at_once[0])
+
+
 def test_few_of_many_planes_need_a_gradient() -> None:
     torch.manual_seed(0)
     member = Counting(linear(torch.randn(CLASSES, 6, dtype=torch.float64), torch.zeros(CLASSES, dtype=torch.float64)))

@@ -12,7 +12,7 @@ import torch
 from runs import records_of
 from torch import Tensor, nn
 
-from recarc import ARC, Ball, RandomizedEnsemble, Tight, evaluate
+from recarc import ARC, Ball, RandomizedEnsemble, Square, Tight, WorstOf, evaluate
 from recarc.evaluation.prepare import Settings, prepare
 from recarc.evaluation.samples import TensorSamples
 from recarc.evaluation.tiling import any_accelerated, largest_tile
@@ -56,6 +56,32 @@ class Locked(nn.Module):
         return out
 
 
+class Special(nn.Module):
+    """Goes on, after convolution, batch norm and ReLU, in a way of its own."""
+
+    def __init__(self, way: Callable[[Special, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.net, self.way, self.mean = normed(0), way, torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.net[:3]:
+            x = layer(x)
+        out: Tensor = self.net[4](self.way(self, x))
+        return out
+
+
+def averaging(member: Special, x: Tensor) -> Tensor:
+    member.mean = 0.9 * member.mean + 0.1 * x.detach().mean()
+    return x.flatten(1)
+
+
+SPECIAL: dict[str, Callable[[Special, Tensor], Tensor]] = {
+    "view": lambda member, x: x.view(x.size(0), -1),
+    "detach": lambda member, x: x.detach().flatten(1),
+    "reads its batch norm": lambda member, x: x.flatten(1) + member.net[1].running_mean.sum(),
+}
+
+
 def changed(change: Callable[[nn.Module], Any]) -> nn.Module:
     """With something that acts on the weights or outputs of its convolution."""
     net = normed(0)
@@ -67,6 +93,7 @@ ODD = {
     "locked": Locked,
     "spectral norm": lambda: changed(nn.utils.parametrizations.spectral_norm),
     "weight norm": lambda: changed(nn.utils.parametrizations.weight_norm),
+    "bias": lambda: changed(lambda conv: nn.utils.parametrize.register_parametrization(conv, "bias", nn.Identity())),
     "hook": lambda: changed(lambda conv: conv.register_forward_hook(lambda module, given, out: 2 * out)),
 }
 
@@ -95,6 +122,44 @@ def test_members_that_cannot_be_folded_are_searched_as_they_are(kind: str) -> No
     assert not any_accelerated(searched(member, x))
     evaluate(member, ARC(steps=2), (x, y), BALL, progress=False)
     torch.testing.assert_close(accelerate(member).members[0](x), member(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_members_that_object_to_being_folded_are_searched_as_they_are(kind: str) -> None:
+    member, x = Special(SPECIAL[kind]), points(30, 2, 4, 4, dtype=torch.float32)
+    y = labels_of(RandomizedEnsemble([member]), x)
+    assert not any_accelerated(searched(member, x))
+    assert evaluate(member, Square(queries=3), (x, y), BALL, progress=False).complete
+
+
+def test_a_member_that_keeps_something_keeps_no_symbols() -> None:
+    member, x = Special(averaging), points(30, 2, 4, 4, dtype=torch.float32)
+    y = labels_of(RandomizedEnsemble([member]), x)
+    evaluate(member, ARC(steps=2), (x, y), BALL, progress=False)
+    assert isinstance(member.mean, Tensor)
+
+
+def test_attacks_of_others_are_given_the_members_themselves() -> None:
+    """They may want second derivatives, which an accelerated member does not have."""
+
+    def twice(ensemble: RandomizedEnsemble, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+        u = x.clone().requires_grad_()
+        with torch.enable_grad():
+            (g,) = torch.autograd.grad(ensemble.members[0](u).square().sum(), u, create_graph=True)
+            (g,) = torch.autograd.grad(g.square().sum(), u)
+        return ball.project(ball.radius(x)[0] * g.sign(), x) + x
+
+    member, x = normed(0), points(20, 2, 4, 4, dtype=torch.float32)
+    y = labels_of(RandomizedEnsemble([member]), x)
+    for attack in (twice, Tight("quick", steps=1, extra=[twice]), WorstOf([ARC(steps=1), twice])):
+        assert evaluate(member, attack, (x, y), BALL, progress=False).complete
+
+
+def test_a_resumed_run_keeps_the_tile_of_its_search() -> None:
+    x = points(20, 2, 4, 4, dtype=torch.float32)
+    samples, saved = TensorSamples(x, torch.zeros(20, dtype=torch.long)), {"tile": 1, "precision": "float32"}
+    again = prepare(RandomizedEnsemble([normed(0)]), ARC(), samples, BALL, Settings(), saved)
+    assert largest_tile(again.attacker.ensemble, x) == 1
 
 
 @pytest.mark.parametrize("attack", [ARC(steps=4), Tight("quick", steps=3)], ids=lambda a: type(a).__name__)

@@ -46,31 +46,43 @@ def nearest_plane(
     backward pass of f_m - f_j per plane, the likeliest classes first, a few at a time. A sample is done as soon as the
     next plane could be nearer only with a normal more than `longest` times as long as any so far.
     """
-    values, pull_back, all_at_once = linearised(member, x, planes)
+    cuts, most = _cuts(planes, longest), max(1, AT_ONCE // max(1, x.numel()))
+    values, pull_back, together = linearised(member, x, planes if planes <= most else min(cuts[1], most))
+    all_at_once = together and planes <= most
     m = values.argmax(1) if label is None else label
-    rivals = values.scatter(1, m[:, None], -math.inf).topk(planes, dim=1).indices.T
+    rivals = _runners_up(values, m, planes)
     h = values.gather(1, m[:, None]).T - values.gather(1, rivals.T).T  # (G, B), ascending
     best = _Nearest.of_none(x, norm, offset)
+    more = torch.ones_like(m, dtype=torch.bool)
     if all_at_once:
         w = pull_back(_in_logits(m, rivals, values), False)
-    for start, stop in itertools.pairwise(_cuts(planes, longest)):
-        more = best.may_be_beaten(h[start], longest)
+    for start, stop in itertools.pairwise(cuts):
+        more = more & best.may_be_beaten(h[start], longest)
         if all_at_once:  # then leaving planes out saves nothing, but must give the same answer
             best.offer(slice(None), w[start:stop], h[start:stop], more)
             continue
         rows: Tensor | slice = slice(None)
+        step = most
         if start:
             rows = more.nonzero()[:, 0]
             if not len(rows):
                 break
-            _, pull_back, _ = linearised(member, x[rows], stop - start)
-        step = max(1, AT_ONCE // max(1, x[rows].numel()))
+            step = max(1, AT_ONCE // max(1, x[rows].numel()))
+            _, pull_back, _ = linearised(member, x[rows], min(stop - start, step))
         for k in range(start, stop, step):
             some = slice(k, min(k + step, stop))
             weights = _in_logits(m[rows], rivals[some, rows], values)
             best.offer(rows, pull_back(weights, some.stop < stop), h[some, rows])
     length = norm.dual(best.w)
     return Plane(best.w / per_sample(torch.where(length > 0, length, 1), best.w), best.zeta)
+
+
+def _runners_up(values: Tensor, m: Tensor, planes: int) -> Tensor:
+    """(G, B) the likeliest classes other than m, best first; of equal ones the first, whatever the batch."""
+    others = torch.arange(values.shape[1] - 1, device=m.device).expand(len(m), -1)
+    others = others + (others >= m[:, None])
+    order = values.gather(1, others).sort(dim=1, descending=True, stable=True).indices
+    return others.gather(1, order[:, :planes]).T
 
 
 def _in_logits(m: Tensor, rivals: Tensor, values: Tensor) -> Tensor:

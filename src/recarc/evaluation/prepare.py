@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,8 @@ def prepare(
     precision = resolved_precision(settings.precision, ensemble, device, saved)
     shard = _size("shard_size", settings.shard_size, default_shard(device, x))
     shard = saved.get("shard_size", shard)  # a run that is resumed keeps its own
-    tile = _size("tile", settings.tile, saved.get("tile") or default_tile(device, x, ensemble))
+    usual_tile = default_tile(device, x, ensemble)
+    tile = _size("tile", settings.tile, saved.get("tile") or usual_tile)
     check_ball(ball)
     _check_radii(ball, len(samples), x)
     check_scale(x, ball.box)
@@ -134,8 +135,8 @@ def prepare(
     coarse, passes = precision in COARSE, Passes()
     most = search_tile(device, x, tile, len(samples)) if coarse else tile
     attacked = tiled(ensemble, tile, passes, precision, most)
-    if precision == "float32" and device.type == "cpu":
-        attacked = folded(attacked, x, logits, None if settings.tile == "auto" else tile)
+    if precision == "float32" and device.type == "cpu" and _is_ours(attack):
+        attacked = folded(attacked, x, logits, None if tile == usual_tile else tile)
         coarse = any_accelerated(attacked)
     with reproducible(device):
         attack_tile = largest_tile(attacked, x)
@@ -228,6 +229,15 @@ def check_attack(attack: Any) -> None:
             f"attack is a {type(attack).__name__}; expected one of recarc.attacks, or a callable of "
             "(ensemble, x, y, ball) that returns x_adv"
         )
+
+
+def _is_ours(attack: Any) -> bool:
+    """Whether it is an attack of this package, and so are those within it: others may want the members themselves."""
+    if not type(attack).__module__.startswith("recarc.attacks."):
+        return False
+    values = [getattr(attack, knob.name) for knob in fields(attack)]
+    parts = [part for value in values for part in (value if isinstance(value, list | tuple) else [value])]
+    return all(_is_ours(part) for part in parts if callable(part) or hasattr(part, "outcome"))
 
 
 def _takes_four(attack: Any) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recarc.attacks.nearest_plane import Linearised, by_autograd
 from recarc.ensemble import Member, RandomizedEnsemble
-from recarc.runtime import COARSE, PRECISIONS, kernel_settings
+from recarc.runtime import COARSE, PRECISIONS, kernel_settings, out_of_memory
 
 WIDEST, LONG = 64, 6e9  # images in a folded member's tile on a CPU, and operations: more is no faster
 ROUNDING = 1e-4  # by which folding may change logits, of the largest
@@ -115,25 +115,32 @@ def tiled(
 def folded(ensemble: RandomizedEnsemble, x: Tensor, logits: Tensor, wide: int | None = None) -> RandomizedEnsemble:
     """Tiled members for a search on a CPU: with batch norms folded, in tiles of `wide` or as many as are worth it.
 
-    A member stays as it is where there is nothing to fold, where it cannot be copied, or where its folded copy does not
+    A member stays as it is where there is nothing to fold, or where its folded copy fails, has no gradient or does not
     give its `logits` (M, B, C) at x.
     """
-    from recarc.fast import FastMember, FastSettings
-    from recarc.fast.fold import can_be_copied, folds
-    from recarc.fast.tiles import tile_of_work, work_on
-
-    def fast(tiled: TiledMember, expected: Tensor) -> TiledMember:
-        own = tiled.member
-        if not isinstance(own, nn.Module) or dtype_of(own) != torch.float32 or not (folds(own) and can_be_copied(own)):
-            return tiled
-        tile = wide or min(WIDEST, tile_of_work(LONG, work_on(own, x)))
-        found = FastMember(own, FastSettings("float32", tile=tile, one_size=True))
-        difference = float((found(x) - expected).abs().max())
-        return TiledMember(found, None, tiled.passes) if difference <= ROUNDING * float(expected.abs().max()) else tiled
-
     members: list[Any] = list(ensemble.members)
     with torch.no_grad():
-        return ensemble.with_members([fast(m, expected) for m, expected in zip(members, logits)])
+        return ensemble.with_members([_folded(m, x, own, wide) or m for m, own in zip(members, logits)])
+
+
+def _folded(tiled: TiledMember, x: Tensor, logits: Tensor, wide: int | None) -> TiledMember | None:
+    from recarc.fast import FastMember, FastSettings
+    from recarc.fast.fold import folds
+    from recarc.fast.tiles import tile_of_work, work_on
+
+    own = tiled.member
+    if not isinstance(own, nn.Module) or dtype_of(own) != torch.float32 or not folds(own):
+        return None
+    try:
+        tile = wide or min(WIDEST, tile_of_work(LONG, work_on(own, x)))
+        fast = FastMember(own, FastSettings("float32", tile=tile, one_size=True))
+        difference = (fast(x) - logits).abs().max()  # the first call also tries gradients, in tiles of all sizes
+    except Exception as error:  # a user's forward pass may object in any way to another layout, or to being changed
+        if out_of_memory(error):
+            raise
+        return None
+    same = float(difference) <= ROUNDING * float(logits.abs().max())
+    return TiledMember(fast, None, tiled.passes) if same else None
 
 
 def any_accelerated(ensemble: RandomizedEnsemble) -> bool:

@@ -238,9 +238,10 @@ class FastMember(nn.Module):
         tile = self.tile_for(x)
         if not self.capturing or (self.settings.one_size and not self.any_size):
             if self.settings.one_size and self.may_capture:
-                self._tile = tile = self._steady_tile(x, tile)
+                self._tile = tile = self._steady_tile(x, tile, SMALLEST_TILE)
                 self._sizes = (tile,)
             elif self.settings.one_size and not self.capturing:
+                self._tile = tile = self._steady_tile(x, tile, SMALLEST_ON_CPU)
                 self._sizes = self._same_bits(x, halves(tile, SMALLEST_ON_CPU))
             return self._sizes or (tile,)
         if self._sizes is None:
@@ -249,14 +250,14 @@ class FastMember(nn.Module):
                 self._sizes = self._same_bits(x, self._sizes)
         return self._sizes
 
-    def _steady_tile(self, x: Tensor, tile: int) -> int:
+    def _steady_tile(self, x: Tensor, tile: int, smallest: int) -> int:
         """The tile, halved as long as a library's kernels let the figures of an image depend on its place in it."""
-        while tile > SMALLEST_TILE:
+        while tile > smallest:
             images = _repeated(x, tile)
             away = tile // 2 + 1
             if torch.equal(self._figures(images).roll(away, 0), self._figures(images.roll(away, 0))):
                 break
-            tile = max(SMALLEST_TILE, tile // 2)
+            tile = max(smallest, tile // 2)
         return tile
 
     def _same_bits(self, x: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -23,9 +23,12 @@ class _Tracer(fx.Tracer):
 
 
 def trace(module: nn.Module, consequence: str = UNFOLDED) -> fx.Graph:
-    """The graph of operations that the module performs; `consequence` is what an error says of one without."""
+    """The graph of operations that the module performs; `consequence` is what an error says of one without.
+
+    A copy is traced, because a forward pass that keeps something in the module would leave symbols in it.
+    """
     try:
-        return _Tracer().trace(module)
+        return _Tracer().trace(copy.deepcopy(module))
     except Exception as error:  # tracing runs the user's forward on symbols: anything can be raised
         raise InputError(f"{type(module).__name__} cannot be traced, so {consequence}: {first_line(error)}") from None
 
@@ -57,7 +60,7 @@ def can_be_copied(module: nn.Module) -> bool:
 
 
 def folds(module: nn.Module) -> bool:
-    """Whether it has a batch norm that can be folded. Without one it is not traced, which runs its own code."""
+    """Whether it has a batch norm that can be folded."""
     try:
         return any(isinstance(m, nn.BatchNorm2d) for m in module.modules()) and bool(conv_norm_pairs(module))
     except InputError:
@@ -93,6 +96,6 @@ def _is_convolution_read_once(source: Any, modules: dict[str, nn.Module]) -> boo
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether its weight is its own and no hook acts on it, as those of weight and spectral normalisation do."""
+    """Whether its weight and bias are its own and no hook acts on it, unlike with weight and spectral normalisation."""
     hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
-    return "weight" in layer._parameters and not hooked
+    return {"weight", "bias"} <= layer._parameters.keys() and not hooked
