@@ -126,13 +126,17 @@ class Norm:
 
     def distance(self, w: Tensor, h: Tensor) -> Tensor:
         """Signed lp distance h / ||w||_q to the hyper-plane {u: <w, u - x> + h = 0} (Lemma A.1); inf where w is 0."""
-        length = self.dual(w)
-        return torch.where(length > 0, h.to(length.dtype) / length, math.inf)
+        return distance_along(h, self.dual(w))
 
     def scale_to(self, v: Tensor, radius: Tensor) -> Tensor:
         """v scaled to ||v||_p = radius (B,); 0 stays 0."""
         length = self.norm(v)
         return v * per_sample(torch.where(length > 0, radius / length, 0), v)
+
+
+def distance_along(h: Tensor, length: Tensor) -> Tensor:
+    """`Norm.distance` for normals whose dual norms are known: h / length; inf where that is 0."""
+    return torch.where(length > 0, h.to(length.dtype) / length, math.inf)
 
 
 def _parse_p(p: float | str) -> float:

@@ -15,7 +15,7 @@ from recarc.attacks.registry import register
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball, per_sample, working_dtype
 
-LONGEST = 2.0  # see `_plane_and_beta`
+LONGEST = 2.0  # how much longer than those before it a normal may be expected to be
 
 
 @register("arc", label="ARC", help="Algorithm 2 of the paper")
@@ -88,8 +88,8 @@ class ARC(Attack):
         member, norm = problem.ensemble.members[i], problem.ball.norm
         planes, rho = self.planes or problem.classes - 1, self.rho * problem.ball.radius(x_tilde)
         if self.variant == "paper":
-            # Paper: all C - 1 planes. Here, unless `planes` is set: no plane that would need a normal of more than
-            # LONGEST times the length of the others', because such a plane is almost never the nearest.
+            # Paper: all C - 1 planes. Here, unless `planes` is set: none that could be the nearest only with a normal
+            # more than LONGEST times as long as those before it, because it almost never is (bench-planes).
             longest = LONGEST if self.planes is None else math.inf
             plane = nearest_plane(member, x_tilde, norm, label=None, planes=planes, longest=longest)
             gap, reach = (plane.along(delta_l) + plane.zeta).abs(), plane.zeta

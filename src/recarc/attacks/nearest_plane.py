@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recarc.attacks.base import differentiate
 from recarc.ensemble import Member
-from recarc.geometry import Norm, per_sample, total, working_dtype
+from recarc.geometry import Norm, distance_along, per_sample, total, working_dtype
 
 PullBack = Callable[[Tensor, bool], Tensor]  # weights (k, B, C), whether more will follow -> (k, B, ...)
 AT_ONCE = 2**23  # numbers of gradients that are compared at once: many small ones in few operations
@@ -127,9 +127,9 @@ class _Nearest:
         """Planes (k, n) with normals w (k, n, ...) of the samples `rows`, or of the `allowed` ones among these."""
         w = w.to(self.w.dtype).nan_to_num_(nan=0.0)
         length = self.norm.dual(w.flatten(0, 1)).view_as(h)
-        zeta = distance = _over(h, length)
+        zeta = distance = distance_along(h, length)
         if self.offset is not None:
-            distance = _over(h - total((w * self.offset[rows]).flatten(0, 1)).view_as(h), length)
+            distance = distance_along(h - total((w * self.offset[rows]).flatten(0, 1)).view_as(h), length)
         distance = torch.where(distance.isnan(), math.inf, distance)
         if allowed is not None:
             distance, length = torch.where(allowed, distance, math.inf), torch.where(allowed, length, 0)
@@ -139,11 +139,6 @@ class _Nearest:
         self.zeta[rows] = torch.where(closer, zeta[first, each], self.zeta[rows])
         self.distance[rows] = torch.where(closer, distance[first, each], self.distance[rows])
         self.length[rows] = torch.maximum(self.length[rows], length.amax(0))
-
-
-def _over(h: Tensor, length: Tensor) -> Tensor:
-    """Signed distances of planes with normals of these lengths; inf without a normal (`Norm.distance`)."""
-    return torch.where(length > 0, h.to(length.dtype) / length, math.inf)
 
 
 class Linearised(NamedTuple):
