@@ -136,13 +136,15 @@ def test_the_validation_split_is_cut_from_the_training_set() -> None:
     assert not torch.equal(epoch_order(99, 1, 2), epoch_order(99, 1, 3))
 
 
-def test_an_ensemble_says_what_its_training_and_that_of_its_first_members_held_out(tmp_path: Path) -> None:
+def test_an_ensemble_says_what_its_training_and_that_of_its_first_members_held_out_and_took(tmp_path: Path) -> None:
     tiny: dict[str, Any] = {"arch_options": {"width": 2}, "changes": {"epochs": 0.1, "validation": 300}, "say": None}
     first, second = tmp_path / "first", tmp_path / "second"
     train("natural", "digits", "cnn", out=first, **tiny)
     train("natural", "digits", "cnn", out=second, start=first, members=2, seed=1, **tiny)
     data, made_by = load("digits", "train"), read_manifest(second).made_by
-    assert made_by["start_split"] == [{"fingerprint": data.fingerprint, "validation_images": 300, "seed": 0}]
+    (split_of_first,) = made_by["start_split"]
+    assert split_of_first.pop("seconds") == read_manifest(first).made_by["seconds"]
+    assert split_of_first == {"fingerprint": data.fingerprint, "validation_images": 300, "seed": 0}
     held = [split(data, 300, seed, CPU)[1] for seed in (0, 1)]
     common = np.intersect1d(*(part._rows for part in held if part is not None))
     assert len(common) > 30 and held_out(data, made_by).images.fingerprint == data.subset(common).fingerprint

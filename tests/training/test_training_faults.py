@@ -115,6 +115,14 @@ def test_all_members_given_leaves_nothing_to_train(at: Any) -> None:
         small("iat", members=1, start=at)
 
 
+def test_barre_chooses_an_alpha_for_members_that_are_all_given(at: Any) -> None:
+    members = [at.members[0], OWN]
+    chosen = small("barre", members=2, start=members)
+    assert abs(sum(chosen.alpha.tolist()) - 1) < 1e-6
+    for given, kept in zip(members, chosen.modules_of_members):
+        assert all(torch.equal(given.state_dict()[name], value) for name, value in kept.state_dict().items())
+
+
 def test_own_modules_can_be_given_where_nothing_is_saved() -> None:
     ensemble = small("bat", start=[OWN], epochs=0.1)
     assert [type(m).__name__ for m in ensemble.members] == ["Sequential", "Classifier"]

@@ -40,7 +40,7 @@ class TrainingConfig:
     pretrained: tuple[nn.Module, ...] = ()
     alpha: Tensor | None = None
     arch_options: Mapping[str, Any] = field(default_factory=dict)
-    start_split: Sequence[Mapping[str, Any]] = ()  # what the training of the pretrained members held out, if recorded
+    start_split: Sequence[Mapping[str, Any]] = ()  # of the pretrained members' training: images held out, seconds
 
     def fresh_member(self, index: int) -> nn.Module:
         """Member `index` with the initial weights of its own seed, which is seed + index."""
@@ -221,12 +221,13 @@ def _members_of(
 
 
 def _split_of(start: object) -> list[dict[str, Any]]:
-    """Which images the training of the members in the folder `start` held out, and those it started from itself."""
+    """What the training of the members in `start` held out and took, and those that it started from itself."""
     if not isinstance(start, str | Path):
         return []
     made_by = read_manifest(start).made_by
     splits = [made_by, *made_by.get("start_split", ())]
-    return [{name: split.get(name) for name in ("fingerprint", "validation_images", "seed")} for split in splits]
+    kept = ("fingerprint", "validation_images", "seed", "seconds")
+    return [{name: split.get(name) for name in kept} for split in splits]
 
 
 def _weights_hash(member: nn.Module) -> str:

@@ -95,6 +95,11 @@ class Method:
         """Sampling probabilities optimised on validation data; None: those of `alpha`."""
         return None
 
+    @property
+    def chooses_alpha(self) -> bool:
+        """Whether it has a `choose_alpha` of its own."""
+        return type(self).choose_alpha is not Method.choose_alpha
+
     def training_alpha(self, fixed: int, trained: int) -> list[float]:
         """Sampling probabilities during training."""
         return [1 / (fixed + trained)] * (fixed + trained)

@@ -131,7 +131,7 @@ class TrainingRun:
         """Groups of stages that run at the same time, in order."""
         groups = self.config.method.plan(self.config.members, len(self.config.pretrained))
         groups = [group for group in groups if group]
-        if not groups:
+        if not groups and not self.config.method.chooses_alpha:
             raise InputError(f"start provides all {self.config.members} members: there is nothing to train")
         if self.execution.speed.side_by_side:
             return groups
@@ -152,8 +152,8 @@ class TrainingRun:
         if checkpoint is not None:
             self.finished, self.curve = checkpoint["finished"], checkpoint["curve"]
             self.seconds, self.unfinished = checkpoint["seconds"], checkpoint["stages"]
-        remaining = self._remaining()
-        self._announce(remaining[0])
+        remaining = self._remaining()  # none if `start` provides all members, and only alpha is chosen
+        self._announce(remaining)
         self.progress.notify("training_started", self.config.to_json())
         for number, group in enumerate(remaining, 1):
             step = self._first_step(group[0])
@@ -188,20 +188,21 @@ class TrainingRun:
     def _steps_per_group(self) -> int:
         return total_steps(self.config.recipe.epochs, len(self.data) // self.config.recipe.batch)
 
-    def _announce(self, first: list[Stage]) -> None:
+    def _announce(self, remaining: list[list[Stage]]) -> None:
         config, stages = self.config, len(self.groups)
-        steps = counted(stages * self._steps_per_group(), "step")
+        steps = f"{counted(stages * self._steps_per_group(), 'step')} of {config.recipe.batch} images "
+        work = steps + f"in {counted(stages, 'stage')}" if stages else "alpha alone"
         ball = f", {config.ball.norm} eps {config.ball.eps:.4g}" if config.ball else ""
         self.progress.say(
             f"{config.method.name}: {config.members} x {config.arch} on {config.data.name}{ball}, recipe "
-            f"{config.recipe_name}, seed {config.seed}; {steps} of {config.recipe.batch} images "
-            f"in {counted(stages, 'stage')} on {self.execution.device_name()}; "
+            f"{config.recipe_name}, seed {config.seed}; {work} on {self.execution.device_name()}; "
             f"speed options: {', '.join(self.execution.speed.active()) or 'none'}"
         )
         self.progress.notes(self.execution.notes)
         if self.folder.note:
             self.progress.say(self.folder.note)
         if self.checkpoint is not None:
+            first = remaining[0]
             number = next(i for i, group in enumerate(self.groups, 1) if first[0] in group)
             self.progress.say(f"resuming at stage {number}, step {self._first_step(first[0])}")
         others = {state["device"] for state in self.unfinished.values()} - {self.execution.device.type}
