@@ -153,6 +153,10 @@ class RandomizedEnsemble(nn.Module):
         """The deterministic rival, an ensemble of one member: the mean of the members' probabilities (`Averaged`)."""
         return RandomizedEnsemble([Averaged(self)], made_by=self.made_by)
 
+    def voted(self) -> RandomizedEnsemble:
+        """The other deterministic rival: the majority vote of the members that are drawn at all (`Voted`)."""
+        return RandomizedEnsemble([Voted(self)], made_by=self.made_by)
+
     def push_to_hub(self, repo: str, *, result: object = None, private: bool = False) -> str:
         """Upload as `user/name` to the Hugging Face Hub, with the verdict of an `Evaluation`; returns what to load."""
         pinned: str = import_object("function", "recarc.models:push_to_hub")(self, repo, result=result, private=private)
@@ -164,19 +168,56 @@ class RandomizedEnsemble(nn.Module):
         return Deployed(self, seed)
 
 
-class Averaged(nn.Module):
-    """One classifier: log sum_i alpha_i softmax(f_i(x)), which costs every member at each query."""
+class Combined(nn.Module):
+    """One classifier that asks every member at each query: those that it `combines`."""
 
-    def __init__(self, ensemble: RandomizedEnsemble) -> None:
+    def __init__(self, ensemble: RandomizedEnsemble, order: Sequence[int]) -> None:
         super().__init__()
-        self.members = tuple(ensemble.members[i] for i in ensemble.order)
-        self.modules_of_members = nn.ModuleList(m for m in self.members if isinstance(m, nn.Module))
-        self.alpha = tuple(float(ensemble.alpha[i]) for i in ensemble.order)
+        self.combines = tuple(ensemble.members[i] for i in order)
+        self.modules_of_members = nn.ModuleList(m for m in self.combines if isinstance(m, nn.Module))
         self.train(any(m.training for m in self.modules_of_members))
 
+
+class Averaged(Combined):
+    """log sum_i alpha_i softmax(f_i(x))."""
+
+    def __init__(self, ensemble: RandomizedEnsemble) -> None:
+        super().__init__(ensemble, ensemble.order)
+        self.alpha = tuple(float(ensemble.alpha[i]) for i in ensemble.order)
+
     def forward(self, x: Tensor) -> Tensor:
-        logs = [math.log(a) + member(x).log_softmax(1) for a, member in zip(self.alpha, self.members)]
+        logs = [math.log(a) + member(x).log_softmax(1) for a, member in zip(self.alpha, self.combines)]
         return torch.stack(logs).logsumexp(0)
+
+
+class Voted(Combined):
+    """One vote for each member that is ever drawn; the mean probability decides between classes with as many votes.
+
+    A count of votes has no gradient. So the logit of the winning class is 0, and that of any other class c minus the
+    effort that c needs to win: above 0, and 0 where the answer changes. Of the 2 M margins by which members keep to the
+    winner or keep from c, c has more votes if more than M are negative, and as many if M are. So the effort is the sum
+    of the M + 1 smallest, the last of which may be the gap in the logarithm of the mean probability instead. Margins
+    are relative to the spread of the member's logits, since members with large ones are not harder to fool; the factor
+    1 + gap changes no sign, and makes members lean to c that need not vote for it.
+    """
+
+    def __init__(self, ensemble: RandomizedEnsemble) -> None:
+        super().__init__(ensemble, sorted(ensemble.order))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits, count = torch.stack([member(x) for member in self.combines]), len(self.combines)
+        first = logits.topk(2, dim=2)
+        voted = torch.zeros_like(logits).scatter(2, first.indices[..., :1], 1.0)
+        best_other = torch.where(voted > 0, first.values[..., 1:], first.values[..., :1])
+        lead = (logits - best_other) / (1 + logits.std(2, keepdim=True))
+        mean = logits.log_softmax(2).logsumexp(0)
+        votes = voted.sum(0)
+        winner = mean.masked_fill(votes < votes.amax(1, keepdim=True), -torch.inf).argmax(1, keepdim=True)
+        keeping = lead.gather(2, winner.expand(count, -1, -1)).expand_as(lead)
+        margins = torch.cat([keeping, -lead]).sort(0).values
+        gap = (mean.gather(1, winner) - mean).relu()
+        effort = margins[:count].relu().sum(0) + torch.minimum(margins[count], gap)
+        return -effort * (1 + gap)
 
 
 class Draws:

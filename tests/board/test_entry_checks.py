@@ -1,4 +1,4 @@
-"""Runs that must not count: averages of something else, and attacks weaker than they look."""
+"""Runs that must not count: on another problem, or by attacks weaker than they look."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from recarc import (
     PGD,
@@ -47,11 +46,6 @@ def drawn(rec: RandomizedEnsemble, tmp_path_factory: pytest.TempPathFactory) -> 
     return made(rec, tmp_path_factory.mktemp("drawn") / "drawn")
 
 
-@pytest.fixture(scope="module")
-def average(rec: RandomizedEnsemble, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return made(rec.averaged(), tmp_path_factory.mktemp("average") / "average")
-
-
 def configured(run: Run, **changes: Any) -> Run:
     """The same run, had its configuration been another."""
     return replace(run, evaluation=replace(run.evaluation, configuration=run.configuration | changes))
@@ -59,46 +53,6 @@ def configured(run: Run, **changes: Any) -> Run:
 
 def ball(norm: str, eps: float, box: Any = (0.0, 1.0)) -> dict[str, Any]:
     return {"ball": {"norm": norm, "eps": eps, "box": None if box is None else list(box)}}
-
-
-def test_the_average_of_the_same_members_is_accepted(rec: RandomizedEnsemble, drawn: Run, average: Run) -> None:
-    checks.check_average(average, drawn, rec.with_alpha(drawn.alpha), DATA)
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"data": {"name": "digits", "samples": 5}}, "average is on other images than drawn"),
-        (ball("linf", 0.2), r"average is in linf eps 0\.2 .* drawn in linf eps 0\.1"),
-        (ball("l2", 0.1), r"average is in l2 eps 0\.1"),
-        (ball("linf", 0.1, None), r"the box None, drawn in linf eps 0\.1 with \[0\.0, 1\.0\]"),
-        ({"attack": describe(Tight("quick"))}, "average used the preset quick; a row needs standard or thorough"),
-        ({"attack": describe(Tight(steps=3))}, "average used steps=3; a row needs 20 or more"),
-    ],
-)
-def test_averages_of_another_problem_are_refused(
-    rec: RandomizedEnsemble, drawn: Run, average: Run, changes: dict[str, Any], why: str
-) -> None:
-    with pytest.raises(InputError, match=why):
-        checks.check_average(configured(average, **changes), drawn, rec.with_alpha(drawn.alpha), DATA)
-
-
-def test_averages_of_something_else_are_refused(
-    rec: RandomizedEnsemble, drawn: Run, average: Run, tmp_path: Path
-) -> None:
-    mine = rec.with_alpha(drawn.alpha)
-    with pytest.raises(InputError, match=r"drawn is not of averaged probabilities .* with --average"):
-        checks.check_average(drawn, drawn, mine, DATA)
-    other_alpha = made(rec.with_alpha([0.5, 0.5]).averaged(), tmp_path / "halves")
-    changed = load_ensemble("zoo:bat-cnn-digits")
-    with torch.no_grad():
-        next(changed.modules_of_members[1].parameters()).mul_(1.0001)
-    for run in (other_alpha, made(changed.averaged(), tmp_path / "changed")):
-        with pytest.raises(InputError, match=f"{run.name} averages other weights, or with another alpha, than drawn"):
-            checks.check_average(run, drawn, mine, DATA)
-    unfinished = replace(average, evaluation=replace(average.evaluation, expected_samples=5))
-    with pytest.raises(InputError, match="average is not finished"):
-        checks.check_average(unfinished, drawn, mine, DATA)
 
 
 def test_a_run_without_the_box_of_images_is_refused(drawn: Run) -> None:

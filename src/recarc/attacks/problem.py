@@ -67,6 +67,11 @@ class Problem:
         part = Problem(RandomizedEnsemble([self.ensemble.members[i]]), self.x, self.y, self.ball)
         return part.with_clean_logits(None if logits is None else logits[i : i + 1])
 
+    def apart(self, i: int) -> Problem | None:
+        """The problem of fooling the members that member i combines, one of them drawn; None if it is one network."""
+        members = getattr(self.ensemble.members[i], "combines", ())
+        return Problem(RandomizedEnsemble(members), self.x, self.y, self.ball) if members else None
+
     @cached_property
     def clean_logits(self) -> Tensor:
         """(M, B, C) logits at x."""

@@ -153,6 +153,7 @@ class Tight(Attack):
             best.consider(problem, x_adv)
             yield Stage(name, x_adv, alone=True)
 
+        whole = problem
         problem, blind = unmasked(problem, self.masked or ()), misleading(self.masked or ())
         for i in problem.ensemble.order:
             for attack in effort.members:
@@ -172,6 +173,7 @@ class Tight(Attack):
                 _run(search, problem, best, _above_floor(problem.ensemble, best))
             yield Stage("square", best.x_adv.clone())
 
+        yield from self._apart(whole, best)
         planes = min(effort.planes, problem.classes - 1)
         corrected = ARC(steps=effort.corrected_steps, planes=planes, variant="corrected")
         _run(corrected, problem, best, _above_floor(problem.ensemble, best))
@@ -184,6 +186,17 @@ class Tight(Attack):
         yield Stage("climb", best.x_adv.clone())
         if effort.climb.rounds:
             yield from self._rounds(problem, best)
+
+    def _apart(self, problem: Problem, best: Best) -> Iterator[Stage]:
+        """Where a member is an average or a vote: Climb on the members that it combines, as if one were drawn."""
+        parts = {i: apart for i in problem.ensemble.order if (apart := problem.apart(i)) is not None}
+        for i, apart in parts.items():
+            climb = replace(PRESETS[self.preset].climb, seed=self.seed, rounds=0)
+            standing = (~best.ever_wrong[i]).nonzero()[:, 0]
+            if len(standing):
+                best.consider(problem, climb.perturb(apart.take(standing)), standing)
+        if parts:
+            yield Stage("members_apart", best.x_adv.clone())
 
     def _rounds(self, problem: Problem, best: Best) -> Iterator[Stage]:
         """What each round of Climb makes of the best points so far, all from the same ones; then the best of all."""

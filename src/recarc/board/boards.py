@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -55,9 +56,10 @@ class Board:
         return Path(path)
 
     def with_row(self, new: Row) -> Board:
-        """Add or replace a row; norms, then methods, then members, are in order."""
+        """Add or replace a row, which inherits its rivals; norms, then methods, then members, are in order."""
         self.check_not_shorter(new.name, new.samples)
-        rows = {row.name: row for row in self.rows} | {new.name: new}
+        rows = {row.name: row for row in self.rows}
+        rows[new.name] = new.inheriting(rows[new.name]) if new.name in rows else new
         order = sorted(rows.values(), key=lambda row: (row.norm != "linf", row.norm, row.method, row.members, row.name))
         return replace(self, rows=tuple(order))
 
@@ -133,9 +135,14 @@ class Board:
 
 
 def add_row(path: str | Path, row: Row) -> Board:
-    """Put a row into a board file; several processes may do so at the same time."""
+    """Put a row into a board file."""
+    return changed_board(path, lambda board: board.with_row(row))
+
+
+def changed_board(path: str | Path, change: Callable[[Board], Board]) -> Board:
+    """Change a board file; several processes may do so at the same time."""
     path = Path(path)
     with Lock(path.with_name(f".{path.name}.lock"), wait=True):
-        board = Board.read(path).with_row(row)
+        board = change(Board.read(path))
         board.write(path)
     return board

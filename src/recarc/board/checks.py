@@ -38,29 +38,6 @@ def check_run(run: Run, board: Board) -> None:
     _check_effort(run)
 
 
-def check_average(average: Run, run: Run, rec: RandomizedEnsemble, samples: Samples) -> None:
-    """A run like the row's own, of the averaged probabilities of the same members at the same alpha."""
-    if average.data != run.data:
-        raise InputError(f"{average.name} is on other images than {run.name}; both belong to one row")
-    if average.ball != run.ball:
-        raise InputError(
-            f"{average.name} is in {average.ball_text} with the box {average.ball.get('box')}, {run.name} in "
-            f"{run.ball_text} with {run.ball.get('box')}; both belong to one row"
-        )
-    if average.configuration.get("members") == run.configuration.get("members") or len(average.alpha) != 1:
-        raise InputError(
-            f"{average.name} is not of averaged probabilities but of members drawn; evaluate it with --average"
-        )
-    _check_effort(average)
-    try:
-        check_members(average, rec.averaged(), samples)
-    except InputError:
-        raise InputError(
-            f"{average.name} averages other weights, or with another alpha, than {run.name} draws from; evaluate the "
-            "same ensemble with --average"
-        ) from None
-
-
 def _check_effort(run: Run) -> None:
     """Finished, by an attack that is strong enough, of members that repeat themselves."""
     if not run.evaluation.complete:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from recarc.attacks import PGD, RandomAttacker, Tight
 from recarc.board.boards import Board
-from recarc.board.checks import check_average, check_members, check_run
+from recarc.board.checks import check_members, check_run
 from recarc.board.names import kind_name, method_name, row_name, trained_name
-from recarc.board.rows import Row
+from recarc.board.rivals import Rival, is_rival, rows_of_rival
+from recarc.board.rows import Json, Row
 from recarc.board.scoring import row_of
 from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError
@@ -56,7 +57,6 @@ def check_entry(
     path: str | Path,
     board: Board,
     ensemble: str | Path | None = None,
-    average: str | Path | None = None,
     method: str | None = None,
     data_dir: str | Path | None = None,
     device: torch.device | str = "cpu",
@@ -64,8 +64,8 @@ def check_entry(
     seed: int | None = None,
     alpha_by: str | None = None,
     trust_code: bool = False,
-) -> Row:
-    """The row of a run on the board's data; an InputError of one line says why there is none.
+) -> Row | Rival:
+    """The row of a run on the board's data, or a rival of rows; an InputError of one line says why there is none.
 
     The weights must be those of the run; saved inputs are judged again in float32; `again` samples, drawn now, are
     attacked again by `Tight`, which must not find clearly more than the run did. `trust_code` as in `load_ensemble`.
@@ -73,44 +73,59 @@ def check_entry(
     run = one_run(path)
     check_run(run, board)
     folder = ensemble_folder(ensemble if ensemble is not None else run.ensemble)
-    rec = load_ensemble(folder, device, trust_code=trust_code).with_alpha(run.alpha)
+    rec, samples = load_ensemble(folder, device, trust_code=trust_code), attacked_samples(run.data, data_dir)
+    drawn = secrets.randbits(32) if seed is None else seed
+    if is_rival(run, rec):
+        name, rows, rival = rows_of_rival(run, rec, samples, board)
+        known = {**_measured(run), "checked": _checked(Entry(run, rival, samples), again, drawn)}
+        return Rival(name, tuple(row.name for row in rows), run.evaluation.robust_scores, known)
+    rec = rec.with_alpha(run.alpha)
     made_by = rec.made_by
     method = trained_name(made_by, folder.name) if method is None else method_name(method)
     kind = kind_name(method, str(run.ball["norm"]), len(rec), run.alpha)
     board.check_not_shorter(row_name(kind, made_by.get("seed", 0)), len(run.evaluation))
-    entry = Entry(run, rec, attacked_samples(run.data, data_dir))
-    weights = check_members(run, rec, entry.samples)
-    averaged = None if average is None else one_run(average)
-    if averaged is not None:
-        check_average(averaged, run, rec, entry.samples)
-    judged = judged_again(entry)
-    drawn = secrets.randbits(32) if seed is None else seed
-    attacked = attacked_again(entry, again, drawn)
+    entry = Entry(run, rec, samples)
+    checked = _checked(entry, again, drawn)
     cross = cross_robustness(entry, again, drawn)
     machine = made_by.get("machine")
     provenance = {
-        "command": without_folders(run.command),
-        **{key: run.environment.get(key) for key in ("commit", "hardware", "torch", "recarc")},
-        "run": run.evaluation.configuration.get("attack"),
-        "precision": run.configuration.get("precision"),
+        **_measured(run),
         "weights": run.configuration["members"],
         "trained": {key: made_by[key] for key in ("method", "arch", "norm", "seed", "commit") if key in made_by},
         "training": training_command(made_by),
         "trained_on": machine.get("device") if isinstance(machine, dict) else None,
         "seed": made_by.get("seed", 0),
         "alpha_by": alpha_by,
-        "checked": {"weights": weights, "inputs": judged, "attacked_again": attacked},
+        "checked": checked,
     }
     seconds = made_by.get("seconds")
     return row_of(
         run,
         method,
-        averaged,
         flops=flops(rec, entry.samples),
         cross=cross,
         minutes=float(seconds) / 60 if isinstance(seconds, (int, float)) else None,
         provenance=provenance,
     )
+
+
+def _measured(run: Run) -> Json:
+    """How and where a run was made."""
+    return {
+        "command": without_folders(run.command),
+        **{key: run.environment.get(key) for key in ("commit", "hardware", "torch", "recarc")},
+        "run": run.evaluation.configuration.get("attack"),
+        "precision": run.configuration.get("precision"),
+    }
+
+
+def _checked(entry: Entry, again: int, seed: int) -> Json:
+    """What was found where the run was checked."""
+    return {
+        "weights": check_members(entry.run, entry.ensemble, entry.samples),
+        "inputs": judged_again(entry),
+        "attacked_again": attacked_again(entry, again, seed),
+    }
 
 
 def one_run(path: str | Path) -> Run:

@@ -6,7 +6,7 @@ import base64
 import math
 import re
 import zlib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ class Row:
     gain: Json  # of the ensemble over its best member; value, low, high, paired over the samples
     gain_at_floor: float  # the same if the truth is the floor
     most: float  # the most that any alpha could gain over the best member, as far as these attacks reach
-    vote: float  # what the majority vote of the members keeps at the points of the same attacks
+    vote: float  # what the majority vote of the members keeps: see `voted`
     average: float | None = None  # what the averaged probabilities keep under an attack of their own
     joint: float | None = None  # P(R), for two members: each can be fooled, but not both by one perturbation
     alone: list[float] = field(default_factory=list)  # what each member keeps alone, under the same attacks
@@ -66,6 +66,28 @@ class Row:
         """The verdict, with the signals of masked gradients that keep it open."""
         signals = ", ".join(signal.replace("_", " ") for signal in self.signals)
         return f"{self.verdict}: {signals}" if signals else self.verdict
+
+    @property
+    def rivals(self) -> Json:
+        """How the average and the vote were measured, if they have runs of their own."""
+        found: Json = self.provenance.get("rivals", {})
+        return found
+
+    @property
+    def voted(self) -> float | None:
+        """What the vote keeps under an attack of its own; without one, `vote` is only at the points of the others."""
+        return self.vote if "vote" in self.rivals else None
+
+    def inheriting(self, old: Row) -> Row:
+        """This row with the rivals of the one whose place it takes, if both are of the same members."""
+        mine, theirs = ((row.provenance.get("weights"), row.alpha, row.samples) for row in (self, old))
+        if mine != theirs or mine[0] is None:
+            return self
+        vote = self.vote if self.voted is not None or old.voted is None else old.vote
+        average = old.average if self.average is None else self.average
+        rivals = old.rivals | self.rivals
+        known = self.provenance | {"rivals": rivals} if rivals else self.provenance
+        return replace(self, vote=vote, average=average, provenance=known)
 
     @property
     def drawn(self) -> int:
@@ -112,6 +134,9 @@ def check_row(row: Row) -> None:
     for name in ("hardware", "commit", "command", "trained_on", "training", "alpha_by"):
         if not isinstance(known.get(name, ""), str | None):
             raise ValueError(f"its {name} is {known[name]!r:.40}")
+    for name, rival in row.rivals.items():
+        if name not in ("average", "vote") or not isinstance(rival["checked"], dict):
+            raise ValueError(f"the row of {row.method!r:.40} has a rival {name!r:.40} that cannot be read")
     if not row.alpha or not isinstance(known.get("checked", {}), dict) or not isinstance(row.signals, list):
         raise ValueError(f"the row of {row.method!r:.40} has no alpha, or signals or checks of another kind")
     for name, values in (("alpha", row.alpha), ("alone", row.alone), ("most_ends", row.most_ends)):

@@ -19,7 +19,7 @@ from recarc.sampling import most_gain
 POINTS = 21  # of a curve over alpha
 
 
-def row_of(run: Run, method: str, average: Run | None = None, **known: Any) -> Row:
+def row_of(run: Run, method: str, **known: Any) -> Row:
     """The row of a tight run; `known`: flops, minutes, provenance."""
     evaluation = run.evaluation
     alone, floors = evaluation.alone, evaluation.floor_scores
@@ -51,7 +51,6 @@ def row_of(run: Run, method: str, average: Run | None = None, **known: Any) -> R
         most=max(0.0, most.value),
         most_ends=[most.low, max(0.0, most.high)],
         vote=float(estimate(vote_scores(evaluation)).value),
-        average=None if average is None else average.evaluation.robust_accuracy,
         joint=_joint(seen) if len(evaluation.alpha) == 2 else None,
         alone=alone.mean(1).tolist(),
         curve=curve_over_alpha(seen, alone, run.alpha, best),

@@ -23,9 +23,6 @@ def add(
     ensemble: Annotated[
         Path | None, typer.Option(help="The ensemble folder, if it is no longer where the run's command had it.")
     ] = None,
-    average: Annotated[
-        Path | None, typer.Option(help="The run of `recarc evaluate --average`: the members' averaged probabilities.")
-    ] = None,
     method: Annotated[str | None, typer.Option(help="Name of the method; by default that of its training.")] = None,
     alpha_by: Annotated[
         str | None, typer.Option(help="How alpha was chosen, if not by training, such as 'osp, held-out images'.")
@@ -39,6 +36,8 @@ def add(
 ) -> None:
     """Check an ensemble and its run, and add its row to the board; or say in one line why not.
 
+    A run of `recarc evaluate --average` or `--vote` belongs to the rows of the same members, and is added to these.
+
     The weights must be those of the run. Saved inputs (`--save-inputs`) are judged again in float32, and samples drawn
     now are attacked again.
 
@@ -46,16 +45,16 @@ def add(
     """
     from recarc.board.boards import Board, add_row
     from recarc.board.entry import check_entry
+    from recarc.board.rivals import Rival, add_rival
     from recarc.errors import InputError
     from recarc.runtime import use_device
 
     if again < 1:
         raise InputError(f"--again is {again}; expected a number of samples >= 1")
-    row = check_entry(
+    found = check_entry(
         run,
         Board.read(board_file),
         ensemble,
-        average,
         method,
         data_dir,
         device=use_device(device),
@@ -63,14 +62,22 @@ def add(
         alpha_by=alpha_by,
         trust_code=trust_code,
     )
-    rows = len(add_row(board_file, row).rows)
+    content = add_rival(board_file, found) if isinstance(found, Rival) else add_row(board_file, found)
+    changed = [row for row in content.rows if row.name in (found.rows if isinstance(found, Rival) else (found.name,))]
+    rows = len(content.rows)
     if json_:
-        print_json({"board": str(board_file), "rows": rows, "row": asdict(row)})
+        print_json({"board": str(board_file), "rows": rows, "changed": [asdict(row) for row in changed]})
         return
-    gain = f"{100 * row.gain['value']:+.2f} points [{100 * row.gain['low']:+.2f}, {100 * row.gain['high']:+.2f}]"
-    print_line(f"{row.name}: {percent(row.tight['value'])} %, {gain} over its best member alone; {row.verdict_text}")
-    for what, found in row.provenance["checked"].items():
-        print_line(f"{what.replace('_', ' ')}: {found}")
+    for row in changed:
+        gain = f"{100 * row.gain['value']:+.2f} points [{100 * row.gain['low']:+.2f}, {100 * row.gain['high']:+.2f}]"
+        line = f"{percent(row.tight['value'])} %, {gain} over its best member alone; {row.verdict_text}"
+        known = row.provenance
+        if isinstance(found, Rival):
+            known = row.rivals[found.name]
+            line = f"{found.name} {percent(getattr(row, found.name))} %, drawn {percent(row.tight['value'])} %"
+        print_line(f"{row.name}: {line}")
+        for what, said in known["checked"].items():
+            print_line(f"{what.replace('_', ' ')}: {said}")
     print_line(f"{board_file}: {rows} {'row' if rows == 1 else 'rows'}")
 
 
@@ -112,7 +119,7 @@ def show(
             percent(row.best_member),
             *((f"{100 * row.gain['value']:+.2f}", percent(row.most)) if row.members > 1 else ("", "")),
             "" if row.joint is None else percent(row.joint),
-            percent(row.vote),
+            "" if row.voted is None else percent(row.voted),
             "" if row.average is None else percent(row.average),
             row.verdict_text,
         ]

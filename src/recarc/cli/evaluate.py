@@ -38,6 +38,9 @@ def evaluate(
     average: Annotated[
         bool, typer.Option("--average", help="Attack the mean of the members' probabilities, one classifier, instead.")
     ] = False,
+    vote: Annotated[
+        bool, typer.Option("--vote", help="Attack the members' majority vote, one classifier, instead.")
+    ] = False,
     box: options.BoxOption = "0,1",
     split: options.SplitOption = "test",
     data_dir: options.DataDirOption = None,
@@ -62,6 +65,8 @@ def evaluate(
 
     On several GPUs: `torchrun --nproc-per-node=4 -m recarc evaluate ... --out runs/arc`
     """
+    if average and vote:
+        raise InputError("--average and --vote are two classifiers; evaluate one at a time")
     step = None if step_size is None else number("--step-size", step_size)
     knobs: dict[str, Any] = {"preset": preset, "steps": steps, "step_size": step, "planes": planes, "seed": seed}
     knobs = _with_others(knobs | {"loss": loss, "random_init": random_init}, knob or [])
@@ -82,7 +87,7 @@ def evaluate(
         rec = recarc.load_ensemble(ensemble, use_device(device), trust_code=trust_code)
         if probabilities is not None:
             rec = rec.with_alpha(probabilities)
-        rec = rec.averaged() if average else rec
+        rec = rec.averaged() if average else rec.voted() if vote else rec
         images = load(data, split, data_dir=data_dir, limit=limit)
     with collect_warnings():
         result = run(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recarc.attacks.nearest_plane import Linearised, by_autograd
-from recarc.ensemble import Member, RandomizedEnsemble
+from recarc.ensemble import Combined, Member, RandomizedEnsemble
 from recarc.runtime import COARSE, PRECISIONS, kernel_settings, out_of_memory
 
 WIDEST, LONG = 64, 6e9  # images in a folded member's tile on a CPU, and operations: more is no faster
@@ -43,6 +43,12 @@ class TiledMember(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, object]) -> TiledMember:
         return TiledMember(copy.deepcopy(self.member, memo), self.tile, self.passes, self.dtype)
+
+    @property
+    def combines(self) -> tuple[TiledMember, ...]:
+        """The members that this one asks; none if it is one network."""
+        own = getattr(self.member, "combines", ()) if self.tile is None or isinstance(self.member, Combined) else ()
+        return tuple(TiledMember(member, self.tile, self.passes, self.dtype) for member in own)
 
     def forward(self, x: Tensor) -> Tensor:
         count = len(x)
@@ -103,8 +109,8 @@ def tiled(
 
         fast = accelerate(ensemble, precision, tile=wide or tile, one_size=True).members
         for member in fast:
-            if isinstance(member, FastMember):
-                member.caller_makes_room = True
+            for part in (member, *member.combines) if isinstance(member, FastMember) else ():
+                part.caller_makes_room = True
         return ensemble.with_members(
             [TiledMember(m, None if isinstance(m, FastMember) else tile, passes) for m in fast]
         )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble
+from recarc.ensemble import Combined, Member, RandomizedEnsemble, as_ensemble
 from recarc.errors import InputError, first_line
 from recarc.fast.choice import FIXED, Way, fastest_way
 from recarc.fast.convert import folded_copy, in_search_precision, is_fully_fused, is_fused, is_traceable
@@ -88,6 +88,8 @@ class FastMember(nn.Module):
         super().__init__()
         self.settings = settings
         self.folded = folded_copy(member)
+        parts = member.combines if isinstance(member, Combined) else ()
+        self.combines = tuple(FastMember(part, settings) for part in parts if isinstance(part, nn.Module))
         own = next((p.dtype for p in self.folded.parameters() if p.is_floating_point()), None)
         self.dtype = own if settings.precision == "float32" else torch.float32
         if self.dtype != own:

@@ -27,6 +27,7 @@ STAGE_LABELS = {
     "arc": "ARC",
     "members": "AutoPGD on a member",
     "square": "Square on a member",
+    "members_apart": "Climb on the members apart",
     "corrected_arc": "ARC, corrected",
     "lattice_climber": "Lattice climber",
     "climb": "Climb",

@@ -1,0 +1,157 @@
+"""The average and the vote of a row's members: runs of their own, which find their rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recarc import Ball, RandomizedEnsemble, Tight, evaluate, load_ensemble, save_ensemble
+from recarc.board import entry
+from recarc.board.boards import Board
+from recarc.board.rivals import Rival
+from recarc.board.rows import Row, packed
+from recarc.cli.app import run
+from recarc.data import load
+from recarc.evaluation import Evaluation
+
+SAMPLES = 12
+DIGITS = Board("digits", "test", {"linf": 0.1})
+PROBLEM = ["--data", "digits", "--norm", "linf", "--eps", "0.1", "--limit", f"{SAMPLES}", "--quiet"]
+pytestmark = [
+    pytest.mark.xdist_group("rivals"),
+    pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "Tight", lambda: Tight("quick", steps=4))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ensemble, runs of its members drawn, averaged and voting, and a board with its row at two alphas."""
+    folder = tmp_path_factory.mktemp("rivals")
+    rec, data = load_ensemble("zoo:bat-cnn-digits"), load("digits", "test", limit=SAMPLES)
+    save_ensemble(rec, folder / "mine", made_by={"method": "bat", "seed": 0})
+    DIGITS.write(folder / "board.json")
+    for name, alpha in (("drawn", rec.alpha), ("halves", [0.5, 0.5])):
+        evaluate(rec.with_alpha(alpha), Tight(), data, Ball("linf", 0.1), out=folder / name, progress=False)
+        assert added(folder, name) == 0
+    for name in ("average", "vote"):
+        options = [f"--{name}", "--save-inputs", "--out", f"{folder / name}"]
+        assert run(["evaluate", f"{folder / 'mine'}", *PROBLEM, *options]) == 0
+    return folder
+
+
+def added(folder: Path, name: str, board: Path | None = None, ensemble: Path | None = None) -> int:
+    ensemble, board = ensemble or folder / "mine", board or folder / "board.json"
+    return run(["board", "add", f"{folder / name}", "--ensemble", f"{ensemble}", "--again", "4", "--board", f"{board}"])
+
+
+def rows_of(board: Path) -> dict[str, Row]:
+    return {"halves" if row.alpha == [0.5, 0.5] else "drawn": row for row in Board.read(board).rows}
+
+
+@pytest.fixture()
+def board(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the board without rivals."""
+    return Board.read(folder / "board.json").write(tmp_path / "board.json")
+
+
+def test_an_average_belongs_to_the_row_of_its_alpha(folder: Path, board: Path, capsys: Any) -> None:
+    assert added(folder, "average", board) == 0
+    kept = Evaluation.load(folder / "average").robust_accuracy
+    rows = rows_of(board)
+    assert (rows["drawn"].average, rows["halves"].average) == (kept, None)
+    assert "BAT, linf, M = 2, alpha 0.7, 0.3, seed 0: average" in capsys.readouterr().out
+    known = rows["drawn"].rivals["average"]
+    assert "--average" in known["command"] and known["checked"]["inputs"].endswith("again")
+    assert known["checked"]["weights"] == "the hashes agree" and known["run"]["class"] == "Tight"
+
+
+def test_a_vote_belongs_to_every_row_of_its_members(folder: Path, board: Path, capsys: Any) -> None:
+    assert all(row.voted is None for row in rows_of(board).values())
+    assert added(folder, "vote", board) == 0 and added(folder, "average", board) == 0
+    kept = Evaluation.load(folder / "vote").robust_accuracy
+    for row in rows_of(board).values():
+        assert row.voted is not None and row.voted <= kept and "--vote" in row.rivals["vote"]["command"]
+    assert [*rows_of(board)["drawn"].rivals] == ["vote", "average"]
+    assert run(["board", "show", "--board", f"{board}", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert shown["rows"][0]["provenance"]["rivals"]["vote"]["checked"]["points_of_the_row"].endswith("lost there")
+
+
+def test_a_new_run_of_a_row_keeps_its_rivals(folder: Path, board: Path) -> None:
+    for name in ("average", "vote", "drawn"):
+        assert added(folder, name, board) == 0
+    row = rows_of(board)["drawn"]
+    assert row.average is not None and row.voted is not None and row.rivals["vote"]["checked"]
+    other = replace(row, provenance=row.provenance | {"weights": ["another's"] * 2, "rivals": {}}, average=None)
+    assert other.inheriting(row) == other and replace(other, samples=9).inheriting(other).average is None
+
+
+def test_a_rival_of_no_row_is_refused(folder: Path, board: Path, tmp_path: Path, capsys: Any) -> None:
+    changed = load_ensemble(folder / "mine")
+    with torch.no_grad():
+        next(changed.modules_of_members[1].parameters()).mul_(1.0001)
+    save_ensemble(changed, tmp_path / "changed")
+    assert added(folder, "vote", board, tmp_path / "changed") == 2
+    assert "no row of these members in linf on 12 images is on the board; add the run" in capsys.readouterr().err
+    content = Board.read(board)
+    longer = [replace(row, samples=SAMPLES + 1, kept="") for row in content.rows]
+    replace(content, rows=tuple(longer)).write(board)
+    assert added(folder, "vote", board) == 2
+    assert "on 12 images is on the board, but one on 13" in capsys.readouterr().err
+    replace(content, rows=tuple(row for row in content.rows if row.alpha == [0.5, 0.5])).write(board)
+    assert added(folder, "average", board) == 2
+    assert "attacked neither the vote of these members nor their average at the alpha of a row" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_weak_attack_on_a_rival_is_refused(folder: Path, board: Path, tmp_path: Path, capsys: Any) -> None:
+    weak = ["--vote", "--preset", "quick", "--out", f"{tmp_path / 'weak'}"]
+    assert run(["evaluate", f"{folder / 'mine'}", *PROBLEM, *weak]) == 0
+    assert added(tmp_path, "weak", board, folder / "mine") == 2
+    assert "used the preset quick; a row needs standard or thorough" in capsys.readouterr().err
+
+
+def test_a_vote_is_lost_where_the_row_fools_every_member_that_votes() -> None:
+    figure = {"value": 0.5, "low": 0.4, "high": 0.6}
+    right = np.array([[1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 0, 1]], dtype=bool)
+    row = Row(
+        "m", "linf", 0.1, 3, [0.5, 0.5, 0.0], 4, 1, 1, 1, figure, 0, "open", 0, figure, 0, 0, 0.9, kept=packed(right)
+    )
+    rival = Rival("vote", (row.name,), np.ones(4), {"checked": {}})
+    changed = rival.beside(row)
+    assert changed.voted == 0.75 and "1 samples more" in changed.rivals["vote"]["checked"]["points_of_the_row"]
+    assert rival.beside(replace(row, kept="")).voted == 1
+    assert replace(rival, name="average").beside(row).average == 1, "an average may be right where no member is"
+
+
+def test_average_and_vote_exclude_each_other(folder: Path, capsys: Any) -> None:
+    assert run(["evaluate", f"{folder / 'mine'}", *PROBLEM, "--average", "--vote"]) == 2
+    assert "--average and --vote are two classifiers; evaluate one at a time" in capsys.readouterr().err
+
+
+def test_a_board_with_rivals_of_another_kind_is_refused(board: Path, capsys: Any) -> None:
+    document = json.loads(board.read_text())
+    for rivals in ({"vote": 1}, {"other": {"checked": {}}}, [1], {"vote": {"checked": 1}}):
+        document["rows"][0]["provenance"]["rivals"] = rivals
+        board.write_text(json.dumps(document))
+        assert run(["board", "show", "--board", f"{board}"]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_members_without_a_vote_do_not_change_it() -> None:
+    members = [torch.nn.Linear(3, 4) for _ in range(3)]
+    one, other = (RandomizedEnsemble(members, alpha).voted() for alpha in ([0.2, 0.0, 0.8], [0.9, 0.0, 0.1]))
+    assert torch.equal(one.logits(torch.ones(2, 3)), other.logits(torch.ones(2, 3)))
+    assert len(one.members[0].combines) == 2  # type: ignore[attr-defined]
