@@ -6,11 +6,11 @@ from pathlib import Path
 
 from paper.tables import Grid
 from recarc.board import Board, Row
-from recarc.board.answer import answer, averaged, comparisons
+from recarc.board.answer import answer, comparisons, rivals
 
 HEADER = [
     *("ensemble", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "most", "P(R)", "verdict"),
-    *("average", "MFLOPs", "GPU minutes"),
+    *("average", "vote", "MFLOPs", "GPU minutes"),
 ]
 IMAGES = 10_000  # of a row that says nothing else
 
@@ -21,7 +21,7 @@ def board_table(path: Path) -> str:
         return "Not measured yet: `recarc board add`, then `--render`."
     board = Board.read(path)
     cells = [board_cells(row) for row in board.rows]
-    parts = [answer(board), Grid("", HEADER, cells).markdown(), *averaged(board)]
+    parts = [answer(board), Grid("", HEADER, cells).markdown(), *rivals(board)]
     against = []
     for over in comparisons(board):
         figures = [signed(*over.tight), signed(over.adaptive_pgd), signed(over.arc)]
@@ -44,6 +44,7 @@ def board_cells(row: Row) -> list[str]:
         "" if row.joint is None else f"{100 * row.joint:.2f}",
         row.verdict_text,
         "" if row.average is None else f"{100 * row.average:.2f}",
+        "" if row.voted is None else f"{100 * row.voted:.2f}",
         "" if row.flops is None else f"{row.flops / 1e6:.0f}",
         "" if row.minutes is None else f"{row.minutes:.1f}",
     ]

@@ -123,6 +123,10 @@ def test_averages_are_held_against_drawing_and_larger_networks() -> None:
     board = Board(rows=(wide, replace(row, average=0.46, provenance={"seed": 1}), row))
     assert remarks(board)[0].startswith("Averaging") and "in 0 of 1 ensembles" in remarks(board)[0]
     assert "+0.00 points in the median" in remarks(board)[0] and "in 0 of 1 (linf)" in remarks(board)[0]
+    voted = [replace(r, vote=0.55, provenance=r.provenance | {"rivals": {"vote": {"checked": {}}}}) for r in board.rows]
+    words = "A majority vote of the members, which costs all of them per query, keeps more than drawing one in 1 of 1"
+    assert remarks(replace(board, rows=(wide, *voted[1:])))[1].startswith(words)
+    assert len(remarks(board)) == 1, "a vote that was only scored at the points of other attacks is no rival"
     unknown = replace(board, rows=(wide, row, replace(board.rows[1], average=None)))
     assert not any(remark.startswith("Averaging") for remark in remarks(unknown))
 

@@ -155,3 +155,37 @@ def test_members_without_a_vote_do_not_change_it() -> None:
     one, other = (RandomizedEnsemble(members, alpha).voted() for alpha in ([0.2, 0.0, 0.8], [0.9, 0.0, 0.1]))
     assert torch.equal(one.logits(torch.ones(2, 3)), other.logits(torch.ones(2, 3)))
     assert len(one.members[0].combines) == 2  # type: ignore[attr-defined]
+
+
+def test_rivals_are_attacked_through_their_members_and_look_honest(folder: Path) -> None:
+    for name in ("average", "vote"):
+        result = Evaluation.load(folder / name)
+        assert "members_apart" in result.stages and not result.signals
+    assert "members_apart" not in Evaluation.load(folder / "drawn").stages
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_a_vote_is_counted(count: int, classes: int) -> None:
+    """Against votes counted one by one; no other class ties, so that the first one has no advantage."""
+    logits = 3 * torch.randn(count, 300, classes, generator=torch.manual_seed(count), dtype=torch.float64)
+    found = RandomizedEnsemble([lambda x, own=own: own[x] for own in logits]).voted().logits(torch.arange(300))[0]
+    assert bool(((found == 0).sum(1) == 1).all()) and bool((found <= 0).all())
+    for sample in range(300):
+        votes = logits[:, sample].argmax(1).bincount(minlength=classes)
+        mean = logits[:, sample].softmax(1).mean(0)
+        best = max((c for c in range(classes) if votes[c] == votes.max()), key=lambda c: float(mean[c]))
+        assert int(found[sample].argmax()) == best
+
+
+def test_the_margin_of_a_vote_is_small_where_its_answer_changes() -> None:
+    """On straight ways between random points, between two classes that win in turn."""
+    rec = RandomizedEnsemble([torch.nn.Linear(5, 4, dtype=torch.float64) for _ in range(5)]).voted()
+    start, end = torch.randn(2, 200, 5, dtype=torch.float64)
+    for _ in range(40):
+        middle = (start + end) / 2
+        same = (rec.predictions(middle) == rec.predictions(start))[0, :, None]
+        start, end = torch.where(same, middle, start), torch.where(same, end, middle)
+    before, after = (rec.logits(x)[0].detach() for x in (start, end))
+    other = after.argmax(1)[:, None]
+    assert float(before.gather(1, other).abs().max()) < 1e-6

@@ -32,7 +32,7 @@ def answer(board: Board) -> str:
 
 def remarks(board: Board) -> list[str]:
     """Drawn or averaged; then what each other kind keeps more or less than independently trained members."""
-    return [*averaged(board), *(over.sentence for over in comparisons(board))]
+    return [*rivals(board), *(over.sentence for over in comparisons(board))]
 
 
 def comparisons(board: Board) -> list[Over]:
@@ -40,27 +40,35 @@ def comparisons(board: Board) -> list[Over]:
     return [over for kind in board.counted if (over := board.over(kind.rows[0])) is not None]
 
 
-def averaged(board: Board) -> list[str]:
-    """What averaging the members' probabilities keeps more than drawing one, where there is something to keep."""
-    known = [(kind, kind.average) for kind in board.counted if kind.average is not None]
+def rivals(board: Board) -> list[str]:
+    """What the average and the vote of the members keep more than drawing one, where there is something to keep."""
+    averaged = [(kind, kind.average) for kind in board.counted if kind.average is not None]
+    voted = [(kind, kind.vote) for kind in board.counted if kind.vote is not None]
+    return [
+        *_more_than_drawing(board, "Averaging the members' probabilities", "average", averaged),
+        *_more_than_drawing(board, "A majority vote of the members", "vote", voted),
+    ]
+
+
+def _more_than_drawing(board: Board, rival: str, name: str, known: list[tuple[Kind, float]]) -> list[str]:
     if not known:
         return []
-    more = [100 * (average - kind.tight) for kind, average in known]
+    more = [100 * (kept - kind.tight) for kind, kept in known]
     words = (
-        f"Averaging the members' probabilities, which costs all of them per query, keeps more than drawing one in "
+        f"{rival}, which costs all of them per query, keeps more than drawing one in "
         f"{sum(value > 0 for value in more)} of {len(more)} ensembles that keep {100 * BROKEN:.0f} % or more: by "
         f"{np.median(more):+.2f} points in the median, {min(more):+.2f} to {max(more):+.2f}"
     )
-    singles = [(kind, average, board.single(kind.rows[0], kind.rows[0].drawn)) for kind, average in known]
+    singles = [(kind, kept, board.single(kind.rows[0], kind.rows[0].drawn)) for kind, kept in known]
     large = [
-        (kind.rows[0].norm, one.tight["value"] > average)
-        for kind, average, one in singles
+        (kind.rows[0].norm, one.tight["value"] > kept)
+        for kind, kept, one in singles
         if one is not None and one != board.single(kind.rows[0])
     ]
     if large:
         norms = " and ".join(sorted({norm for norm, _ in large}))
         words += (
-            f"; one larger network that costs no more than all members keeps more than the average in "
+            f"; one larger network that costs no more than all members keeps more than the {name} in "
             f"{sum(ahead for _, ahead in large)} of {len(large)} ({norms})"
         )
     return [f"{words}."]

@@ -31,9 +31,11 @@ class Kind:
 
     @property
     def average(self) -> float | None:
-        """None if it is not known for every seed."""
-        known = [row.average for row in self.rows if row.average is not None]
-        return mean(known) if len(known) == len(self.rows) else None
+        return _mean_if_known([row.average for row in self.rows])
+
+    @property
+    def vote(self) -> float | None:
+        return _mean_if_known([row.voted for row in self.rows])
 
     @property
     def conclusive(self) -> bool:
@@ -103,6 +105,12 @@ def paired_difference(mine: Sequence[Row], theirs: Sequence[Row]) -> tuple[float
         return None
     difference = np.mean(scores[0], axis=0) - np.mean(scores[1], axis=0)
     return float(difference.mean()), *paired_interval(difference)
+
+
+def _mean_if_known(values: Sequence[float | None]) -> float | None:
+    """None if it is not known for every seed."""
+    known = [value for value in values if value is not None]
+    return mean(known) if len(known) == len(values) else None
 
 
 def mean(values: Iterable[float]) -> float:
