@@ -121,3 +121,14 @@ def test_restarts_of_climb_start_anew_every_time() -> None:
     runs: list[Any] = Restarts(Climb(orders=4), 10).seeded()
     starts = [run.seed + r for run in runs for r in range(1, run.orders)]
     assert len(set(starts)) == len(starts) == 30
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("an illegal address")])
+def test_other_errors_of_members_in_two_precisions_are_shown_as_they_are(error: RuntimeError) -> None:
+    class Failing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            raise error
+
+    mixed = RandomizedEnsemble([mlp(0), Failing(6, 5)])
+    with pytest.raises(type(error), match=str(error)):
+        PGD()(mixed, X, Y, BALL)

@@ -317,6 +317,26 @@ def test_the_smallest_batch_waits_for_memory_and_does_without_graphs(
     assert np.array_equal(result.norms, plain.norms)
 
 
+@pytest.mark.filterwarnings("ignore:clean accuracy is at chance level")
+def test_a_vote_whose_members_apart_do_not_fit_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In half precision: that memory ran out must not be taken for an input of another precision than the weights."""
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        assert not Scarce.alive
+        monkeypatch.setattr(Scarce, "room", 100)
+
+    (ensemble, data), attack = problem(), Tight("quick", steps=1)
+    plain = evaluate(ensemble.voted(), attack, data, BALL, precision="bfloat16", tile=8)
+    for room in (0, 2, 4):  # the vote takes two; its three members, apart, two each
+        capture(monkeypatch, room)
+        monkeypatch.setattr("recarc.evaluation.engine.time", clock(sleep))
+        result = evaluate(ensemble.voted(), attack, data, BALL, precision="bfloat16", tile=8, batch_size=8)
+        assert np.array_equal(result.adversarial_predictions, plain.adversarial_predictions)
+    assert slept == [60, 60, 60] and "members_apart" in result.stages
+
+
 def test_nothing_is_computed_twice_before_the_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One look at each member's weights and at the data."""
     from recarc.evaluation import fingerprint, samples

@@ -14,6 +14,7 @@ from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble, frozen, pre
 from recarc.errors import InputError
 from recarc.geometry import Ball
 from recarc.inputs import check_finite, check_labels, check_x, check_y
+from recarc.runtime import out_of_memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,13 +128,13 @@ def frozen_problem(ensemble: RandomizedEnsemble | Member, x: Tensor, y: Tensor, 
 
 
 def _first_logits(ensemble: RandomizedEnsemble, x: Tensor) -> Tensor:
-    """(M, B, C); an input of another precision than the weights is refused as such."""
+    """(M, B, C); an input of another precision than the weights is refused as such, other errors stay as they are."""
     try:
         return ensemble.logits(x)
     except RuntimeError as error:
         kinds = {str(p.dtype).removeprefix("torch.") for p in ensemble.parameters() if p.is_floating_point()}
         own = str(x.dtype).removeprefix("torch.")
-        if not kinds - {own}:
+        if not kinds - {own} or "type" not in str(error) or out_of_memory(error):
             raise
         weights = " and ".join(sorted(kinds))
         raise InputError(f"x is {own}, the members' weights are {weights}; convert one to the other") from error

@@ -21,7 +21,7 @@ from recarc.attacks.unmasking import Masked
 from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble, frozen
 from recarc.errors import AttackViolation, InputError, RunError
 from recarc.evaluation import checks
-from recarc.evaluation.attack import inner, run_attack
+from recarc.evaluation.attack import run_attack
 from recarc.evaluation.judge import judge
 from recarc.evaluation.masking import Signal, left_rows, probe_rows
 from recarc.evaluation.prepare import Prepared, Settings, prepare
@@ -31,8 +31,7 @@ from recarc.evaluation.result import Evaluation
 from recarc.evaluation.resume import check_rank, create_or_resume, masked_in, saved_configuration, shards_to_do
 from recarc.evaluation.run_folder import RunFolder, interruptible, locked
 from recarc.evaluation.samples import as_samples
-from recarc.evaluation.tiling import Passes, reproducible, retiled
-from recarc.fast import FastMember
+from recarc.evaluation.tiling import Passes, accelerated, reproducible, retiled
 from recarc.geometry import Ball
 from recarc.provenance import environment
 from recarc.runtime import COARSE, Ranks, device_named, joined_ranks, out_of_memory
@@ -249,8 +248,7 @@ class _Process:
         in a run with CUDA graphs; then without them; then the run ends.
         """
         smallest = self.prepared.smallest_batch
-        members = [m for m in map(inner, self.prepared.attacker.ensemble.members) if isinstance(m, FastMember)]
-        captured = [m for m in members if m.capturing]
+        captured = [m for m in accelerated(self.prepared.attacker.ensemble) if m.capturing]
         freed = [member.free_captured() for member in captured]
         gc.collect()
         if self.prepared.device.type == "cuda":

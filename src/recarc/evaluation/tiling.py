@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from recarc.attacks.nearest_plane import Linearised, by_autograd
 from recarc.ensemble import Combined, Member, RandomizedEnsemble
 from recarc.runtime import COARSE, PRECISIONS, kernel_settings, out_of_memory
+
+if TYPE_CHECKING:
+    from recarc.fast import FastMember
 
 WIDEST, LONG = 64, 6e9  # images in a folded member's tile on a CPU, and operations: more is no faster
 ROUNDING = 1e-4  # by which folding may change logits, of the largest
@@ -108,12 +111,10 @@ def tiled(
         from recarc.fast import FastMember, accelerate
 
         fast = accelerate(ensemble, precision, tile=wide or tile, one_size=True).members
-        for member in fast:
-            for part in (member, *member.combines) if isinstance(member, FastMember) else ():
-                part.caller_makes_room = True
-        return ensemble.with_members(
-            [TiledMember(m, None if isinstance(m, FastMember) else tile, passes) for m in fast]
-        )
+        copies = [TiledMember(m, None if isinstance(m, FastMember) else tile, passes) for m in fast]
+        for member in accelerated(ensemble.with_members(copies)):
+            member.caller_makes_room = True
+        return ensemble.with_members(copies)
     dtype = None if precision is None else PRECISIONS[precision]
     return ensemble.with_members([TiledMember(_converted(m, dtype), tile, passes, dtype) for m in ensemble.members])
 
@@ -147,6 +148,14 @@ def _folded(tiled: TiledMember, x: Tensor, logits: Tensor, wide: int | None) -> 
         return None
     same = float(difference) <= ROUNDING * float(logits.abs().max())
     return TiledMember(fast, None, tiled.passes) if same else None
+
+
+def accelerated(ensemble: RandomizedEnsemble) -> list[FastMember]:
+    """The accelerated copies inside tiled members, with those of the members that they combine."""
+    from recarc.fast import FastMember
+
+    own = [m.member for m in ensemble.members if isinstance(m, TiledMember) and isinstance(m.member, FastMember)]
+    return [part for member in own for part in (member, *member.combines)]
 
 
 def any_accelerated(ensemble: RandomizedEnsemble) -> bool:
