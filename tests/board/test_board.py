@@ -81,6 +81,16 @@ def test_an_entry_becomes_a_row(folder: Path, capsys: pytest.CaptureFixture[str]
     assert "BAT, linf, M = 2" in page.read_text() and page.read_text().count("<tbody data-method") == 1
 
 
+def test_a_member_that_is_never_drawn_changes_no_figure(folder: Path, tmp_path: Path) -> None:
+    """Nothing attacks it, so that it is not right where it was only left alone."""
+    pair, data = load_ensemble("zoo:bat-cnn-digits"), load("digits", "test", limit=SAMPLES)
+    rec = RandomizedEnsemble([pair.members[0], *pair.members], [0.0, *pair.alpha.tolist()])
+    evaluate(rec, Tight(), data, Ball("linf", 0.1), out=tmp_path / "run", progress=False)
+    of_pair, of_three = (row_of(load_runs([path / "run"])[0], "BAT") for path in (folder, tmp_path))
+    for name in ("tight", "floor", "best_member", "gain", "most", "most_ends", "joint"):
+        assert getattr(of_three, name) == getattr(of_pair, name), name
+
+
 def test_a_second_entry_of_the_same_name_replaces_the_first(folder: Path, tmp_path: Path) -> None:
     row = row_of(load_runs([folder / "run"])[0], "bat")
     add_row(tmp_path / "b.json", row)
@@ -99,6 +109,11 @@ def test_a_shorter_run_replaces_no_longer_one(folder: Path, tmp_path: Path) -> N
         add_row(tmp_path / "b.json", replace(row, samples=SAMPLES))
     assert Board.read(tmp_path / "b.json") == board
     assert add_row(tmp_path / "b.json", replace(row, samples=SAMPLES + 1, clean=0.5)).rows[0].clean == 0.5
+
+
+def test_the_minutes_of_first_members_count() -> None:
+    assert entry.training_minutes({"seconds": 60, "start_split": [{"seconds": 120.0}, {"seed": 0}]}) == 3.0
+    assert entry.training_minutes({"seconds": None}) is None
 
 
 def test_methods_trained_alike_have_one_name() -> None:

@@ -98,13 +98,12 @@ def check_entry(
         "alpha_by": alpha_by,
         "checked": checked,
     }
-    seconds = made_by.get("seconds")
     return row_of(
         run,
         method,
         flops=flops(rec, entry.samples),
         cross=cross,
-        minutes=float(seconds) / 60 if isinstance(seconds, (int, float)) else None,
+        minutes=training_minutes(made_by),
         provenance=provenance,
     )
 
@@ -212,6 +211,13 @@ def cross_robustness(entry: Entry, count: int, seed: int) -> list[list[float]]:
 def without_folders(command: str | None) -> str | None:
     """A command whose absolute paths are cut to their last part: where they were means nothing to others."""
     return command and re.sub(r"(?<!\S)/\S*/(?=[^\s/])", "", command)
+
+
+def training_minutes(made_by: Mapping[str, Any]) -> float | None:
+    """What the training took, with that of the first members it started from, as far as the folder says."""
+    seconds = [part.get("seconds") for part in (made_by, *made_by.get("start_split", ()))]
+    known = [float(each) for each in seconds if isinstance(each, (int, float))]
+    return sum(known) / 60 if known else None
 
 
 def training_command(made_by: Mapping[str, Any]) -> str | None:

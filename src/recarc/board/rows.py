@@ -40,7 +40,9 @@ class Row:
     most: float  # the most that any alpha could gain over the best member, as far as these attacks reach
     vote: float  # what the majority vote of the members keeps: see `voted`
     average: float | None = None  # what the averaged probabilities keep under an attack of their own
-    joint: float | None = None  # P(R), for two members: each can be fooled, but not both by one perturbation
+    joint: float | None = (
+        None  # P(R), where two members are drawn: each can be fooled, but not both by one perturbation
+    )
     alone: list[float] = field(default_factory=list)  # what each member keeps alone, under the same attacks
     cross: list[list[float]] = field(default_factory=list)  # what member i keeps at PGD's points for member j
     curve: list[list[float]] = field(default_factory=list)  # see `curve_over_alpha`

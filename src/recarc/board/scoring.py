@@ -25,10 +25,12 @@ def row_of(run: Run, method: str, **known: Any) -> Row:
     alone, floors = evaluation.alone, evaluation.floor_scores
     if alone is None or floors is None:
         raise InputError(f"{run.name} attacked no member alone; a row needs a run of --attack tight")
-    attacked = np.where((evaluation.alpha > 0)[:, None], alone, False)
+    drawn = evaluation.alpha > 0  # nothing attacks the others
+    attacked = np.where(drawn[:, None], alone, False)
     best = int(attacked.mean(1).argmax())
     seen = patterns(evaluation)
-    most = most_gain(best, seen)
+    seen_of_drawn = [fooled[drawn] for fooled in seen]
+    most = most_gain(int(drawn[:best].sum()), seen_of_drawn)
     stages = evaluation.stage_accuracies
     gains = evaluation.robust_scores - attacked[best]
     gain = Estimate(float(gains.mean()), *((0.0, 0.0) if len(evaluation.alpha) == 1 else paired_interval(gains)))
@@ -51,7 +53,7 @@ def row_of(run: Run, method: str, **known: Any) -> Row:
         most=max(0.0, most.value),
         most_ends=[most.low, max(0.0, most.high)],
         vote=float(estimate(vote_scores(evaluation)).value),
-        joint=_joint(seen) if len(evaluation.alpha) == 2 else None,
+        joint=_joint(seen_of_drawn) if drawn.sum() == 2 else None,
         alone=alone.mean(1).tolist(),
         curve=curve_over_alpha(seen, alone, run.alpha, best),
         kept=packed(evaluation.adversarial_predictions[0] == evaluation.labels),
