@@ -20,7 +20,7 @@ from paper.items import ITEMS
 from paper.items.figures import ARC_ALPHA_ONE, IAT_GAIN
 from paper.items.head_to_head import ahead_of_climb
 from paper.judging import Judged
-from paper.pages import claims_of, costs_table, fill, gathered, headline, page, render
+from paper.pages import claims_of, costs_table, fill, gathered, headline, page, render, worst_first
 from paper.recipe import Difference, Item
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import gradients_of, grids
@@ -53,6 +53,12 @@ def test_rows_are_merged_in_the_recipes_order(tmp_path: Path) -> None:
     assert [r.row for r in again.rows] == ["l2", "linf"]
     assert again.rows[1].figures[0].measured == 41.0
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_rows_that_are_out_of_date_are_not_the_worst() -> None:
+    old = replace(row("ours, old", ratio=0.2), stale={"ratio": "faster since"})
+    rows = [row("plain loop", ratio=1.0), old, row("ours, fast", ratio=9.0), row("ours, slow", ratio=2.0)]
+    assert [r.row for r in sorted(rows, key=worst_first)] == ["ours, slow", "ours, fast", "ours, old", "plain loop"]
 
 
 def test_a_row_on_more_images_is_not_replaced(tmp_path: Path) -> None:

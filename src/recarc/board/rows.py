@@ -43,7 +43,9 @@ class Row:
     joint: float | None = (
         None  # P(R), where two members are drawn: each can be fooled, but not both by one perturbation
     )
-    alone: list[float] = field(default_factory=list)  # what each member keeps alone, under the same attacks
+    alone: list[float] = field(
+        default_factory=list
+    )  # what each member that is drawn keeps alone, under the same attacks
     cross: list[list[float]] = field(default_factory=list)  # what member i keeps at PGD's points for member j
     curve: list[list[float]] = field(default_factory=list)  # see `curve_over_alpha`
     most_ends: list[float] = field(default_factory=list)  # 95 % interval of `most`; none in a row of older date
