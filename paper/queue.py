@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from paper.costs import attack_seconds, training_seconds
+from paper.costs import attack_seconds, busy, training_seconds
 from paper.items import ITEMS
 from paper.recipe import Row
 from paper.results import ItemResult, RowResult
@@ -156,7 +156,9 @@ def _together(key: str, rows: Sequence[Open]) -> Job:
     seconds = round(training + attacks + START * len(rows))
     command = " && ".join(row.command(key) for row in rows)
     note = f"{why} ({cost})"
-    return Job(key, command, seconds, "open", members=ensemble.members, note=note, beside=training < SHORT)
+    short = training < SHORT
+    alone = busy(ensemble) and not short
+    return Job(key, command, seconds, "open", members=ensemble.members, note=note, beside=short, alone=alone)
 
 
 def _row_jobs(row: Open) -> list[Job]:

@@ -69,7 +69,7 @@ class Run:
 
     def note(self, job: Job, started: Started) -> None:
         code, seconds = started.process.returncode, round(time.monotonic() - started.at, 1)
-        known = {key: value for key, value in asdict(job).items() if key not in ("beside", "after")}
+        known = {key: value for key, value in asdict(job).items() if key not in ("beside", "alone", "after")}
         ended = {"seconds": seconds, "status": "done" if code == 0 else "open", "date": now(), "exit": code}
         self.outcomes[job.job] = {**known, **ended, "note": f"in a block of {self.jobs} jobs"}
         write_bytes(self.folder / LOG, (json.dumps({"jobs": list(self.outcomes.values())}, indent=1) + "\n").encode())

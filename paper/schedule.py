@@ -10,7 +10,9 @@ BLOCK = 25 * 60  # seconds for which a GPU can be had at a time
 ROWS_ALONE, ROWS_BESIDE = 5, 3  # rows without training at once, and beside a training
 # 19 rows, 1,100 s one after the other, took 250 s eight at a time (queue.json, "rows without training"): each of them
 # slows the others by 12 %. Beside a training rows come second (CUDA_MPS_CLIENT_PRIORITY) and it keeps its speed: 142 s
-# were measured beside three jobs (queue.json, "measure figure7 AC&W") for passes that make 64.
+# were measured beside three jobs (queue.json, "measure figure7 AC&W") for passes that make 64. That holds for small
+# networks: ResNet-18 took 31 ms per step beside three rows (queue.json, "at, resnet18, linf, 8 epochs"), 14 alone, and
+# TRS 189 for 110, so that nothing runs beside those.
 SLOWER, BESIDE_TRAINING = 0.12, 0.5
 
 
@@ -28,15 +30,22 @@ class Job:
     date: str = ""
     note: str = ""
     beside: bool = False  # needs no training, or hardly any: runs beside others
+    alone: bool = False  # a training that keeps a GPU busy by itself
     after: str = ""  # the job whose results it adds to
 
 
 def next_job(waiting: Sequence[Job], running: Collection[Job]) -> Job | None:
-    """The job to start now, if any: trainings one after the other, rows without training beside them, longest first."""
+    """The job to start now, if any.
+
+    Trainings one after the other, first those that want the GPU for themselves; beside the others rows without
+    training, longest first.
+    """
     training = any(not job.beside for job in running)
-    trainings = [] if training else [job for job in waiting if not job.beside]
+    trainings = [] if training else sorted((job for job in waiting if not job.beside), key=lambda job: not job.alone)
     if trainings:
         return trainings[0]
+    if any(job.alone for job in (*waiting, *running)):
+        return None
     if sum(job.beside for job in running) >= (ROWS_BESIDE if training else ROWS_ALONE):
         return None
     unfinished = {job.job for job in (*waiting, *running)}

@@ -21,8 +21,10 @@ from paper.schedule import Job
 from paper.setup import HERE
 
 
-def job(name: str, seconds: float, beside: bool = False, after: str = "", command: str = "true") -> Job:
-    return Job(name, command, seconds, "open", beside=beside, after=after)
+def job(
+    name: str, seconds: float, beside: bool = False, after: str = "", command: str = "true", alone: bool = False
+) -> Job:
+    return Job(name, command, seconds, "open", beside=beside, after=after, alone=alone)
 
 
 def rows(*seconds: float) -> list[Job]:
@@ -34,6 +36,7 @@ def test_trainings_follow_each_other_and_rows_run_beside_them() -> None:
     assert schedule.length(rows(400)) == 400, "nothing is gained by a row that is alone"
     assert schedule.length([job("a", 900), *rows(200, 100)]) == 900, "rows at half their speed are done before it"
     assert schedule.length([job("a", 100), *rows(400)]) == 100 + 350, "50 s of the row are done beside the training"
+    assert schedule.length([*rows(50), job("small", 100), job("large", 300, alone=True)]) == 400, "and none beside it"
     five, eight = schedule.length(rows(*[100] * 5)), schedule.length(rows(*[100] * 8))
     assert five == pytest.approx(100 * (1 + 4 * schedule.SLOWER)) and eight > five, "at most five at once"
     chain = [job("first", 100, True), job("second", 100, True, after="first")]
