@@ -43,8 +43,7 @@ def board_cells(row: Row) -> list[str]:
         f"{100 * row.most:.2f}" if several else "",
         "" if row.joint is None else f"{100 * row.joint:.2f}",
         row.verdict_text,
-        "" if row.average is None else f"{100 * row.average:.2f}",
-        "" if row.voted is None else f"{100 * row.voted:.2f}",
+        *(row.rival_text(name) for name in ("average", "vote")),
         "" if row.flops is None else f"{row.flops / 1e6:.0f}",
         "" if row.minutes is None else f"{row.minutes:.1f}",
     ]

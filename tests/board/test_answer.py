@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recarc.board.answer import answer, comparisons, remarks
+from recarc.board.answer import answer, comparisons, remarks, rivals
 from recarc.board.boards import Board
 from recarc.board.kinds import Kind
 from recarc.board.page import gain_marks
@@ -20,7 +20,7 @@ from recarc.cli.app import run
 
 def a_row(method: str, right: np.ndarray, seed: int, gain: float = 0.01) -> Row:
     """A row of two equiprobable members, of which `right` (2, N) are right."""
-    share = {"eps": 0.1, "clean": 0.8, "adaptive_pgd": 0.5, "arc": 0.4, "floor": 0.3, "vote": 0.3}
+    share = {"eps": 0.1, "clean": 0.8, "adaptive_pgd": 0.5, "arc": 0.4, "floor": 0.3}
     return Row(
         method=method,
         norm="linf",
@@ -126,7 +126,12 @@ def test_averages_are_held_against_drawing_and_larger_networks() -> None:
     voted = [replace(r, vote=0.55, provenance=r.provenance | {"rivals": {"vote": {"checked": {}}}}) for r in board.rows]
     words = "A majority vote of the members, which costs all of them per query, keeps more than drawing one in 1 of 1"
     assert remarks(replace(board, rows=(wide, *voted[1:])))[1].startswith(words)
-    assert len(remarks(board)) == 1, "a vote that was only scored at the points of other attacks is no rival"
+    assert len(remarks(board)) == 1, "without votes there is nothing to say of them"
+    masked = {"rivals": {"average": {"checked": {}, "signals": ["margin_jumps"]}}}
+    hiding = replace(row, method="Y", average=0.9, provenance=masked)
+    (said,) = rivals(replace(board, rows=(*board.rows, hiding)))
+    assert "in 0 of 1 ensembles that keep 10 % or more and whose average hides no gradients: by +0.00 points" in said
+    assert not rivals(replace(board, rows=(wide, hiding))) and hiding.rival_text("average") == "90.00 (margin jumps)"
     unknown = replace(board, rows=(wide, row, replace(board.rows[1], average=None)))
     assert not any(remark.startswith("Averaging") for remark in remarks(unknown))
 

@@ -17,11 +17,10 @@ from recarc.board import checks, entry
 from recarc.board.boards import Board, add_row
 from recarc.board.names import LABELS, method_name, trained_name
 from recarc.board.rows import packed, unpacked
-from recarc.board.scoring import row_of, vote_scores
+from recarc.board.scoring import row_of
 from recarc.cli.app import run
 from recarc.data import load
 from recarc.evaluation import Evaluation
-from recarc.evaluation.records import Records
 from recarc.report.runs import load_runs
 from recarc.training import methods
 
@@ -249,14 +248,15 @@ def test_which_members_are_right_survives_packing() -> None:
             unpacked(text, members, 21)
 
 
-def test_the_vote_at_the_worst_point_kept() -> None:
-    """Three members, labels 0: sample 0 keeps a majority, sample 1 loses it, sample 2 is a tie of three."""
-    clean = np.zeros((3, 3), dtype=np.int16)
-    attacked = np.array([[1, 1, 0], [0, 1, 1], [0, 0, 2]], dtype=np.int16)
-    records = Records(
-        np.arange(3), np.zeros(3, np.int16), clean, attacked[None], np.zeros((1, 3), np.float32), np.ones(1)
+def test_a_vote_without_a_run_of_its_own_is_not_read(folder: Path, tmp_path: Path) -> None:
+    """Boards of older date hold what was left of it at the points of other attacks."""
+    row = row_of(load_runs([folder / "run"])[0], "BAT")
+    assert row.vote is None
+    old = replace(
+        DIGITS, rows=(replace(row, vote=0.5), replace(row, method="X").with_rival("vote", {"checked": {}}, 1))
     )
-    assert vote_scores(Evaluation(records, np.full(3, 1 / 3))).tolist() == [1, 0, 1 / 3]
+    first, second = Board.read(old.write(tmp_path / "b.json")).rows
+    assert (first.vote, second.vote) == (None, 1)
 
 
 def test_averaged_probabilities() -> None:

@@ -56,7 +56,7 @@ def test_own_networks_enter_if_trusted_and_masked_ones_are_marked(mine: Path, ca
 def test_the_shown_table_names_the_signals(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     figure = {"value": 0.5, "low": 0.4, "high": 0.6}
-    known = {"clean": 1.0, "adaptive_pgd": 0.6, "arc": 0.6, "floor": 0.5, "best_member": 0.4, "vote": 0.3, "most": 0.2}
+    known = {"clean": 1.0, "adaptive_pgd": 0.6, "arc": 0.6, "floor": 0.5, "best_member": 0.4, "most": 0.2}
     shared: dict[str, Any] = {"norm": "linf", "eps": 0.1, "members": 2, "alpha": [0.5, 0.5], "samples": 9, **known}
     row = Row("m", tight=figure, gain=figure, gain_at_floor=0.0, verdict="open", signals=["margin_jumps"], **shared)
     assert run(["board", "show", "--board", str(Board(rows=(row,)).write(tmp_path / "b.json"))]) == 0

@@ -77,22 +77,22 @@ def test_an_average_belongs_to_the_row_of_its_alpha(folder: Path, board: Path, c
 
 
 def test_a_vote_belongs_to_every_row_of_its_members(folder: Path, board: Path, capsys: Any) -> None:
-    assert all(row.voted is None for row in rows_of(board).values())
+    assert all(row.vote is None for row in rows_of(board).values())
     assert added(folder, "vote", board) == 0 and added(folder, "average", board) == 0
     kept = Evaluation.load(folder / "vote").robust_accuracy
     for row in rows_of(board).values():
-        assert row.voted is not None and row.voted <= kept and "--vote" in row.rivals["vote"]["command"]
+        assert row.vote is not None and row.vote <= kept and "--vote" in row.rivals["vote"]["command"]
     assert [*rows_of(board)["drawn"].rivals] == ["vote", "average"]
     assert run(["board", "show", "--board", f"{board}", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert shown["rows"][0]["provenance"]["rivals"]["vote"]["checked"]["points_of_the_row"].endswith("lost there")
+    assert shown["rows"][0]["provenance"]["rivals"]["vote"]["checked"]["points_of_the_row"].endswith("row's own points")
 
 
 def test_a_new_run_of_a_row_keeps_its_rivals(folder: Path, board: Path) -> None:
     for name in ("average", "vote", "drawn"):
         assert added(folder, name, board) == 0
     row = rows_of(board)["drawn"]
-    assert row.average is not None and row.voted is not None and row.rivals["vote"]["checked"]
+    assert row.average is not None and row.vote is not None and row.rivals["vote"]["checked"]
     other = replace(row, provenance=row.provenance | {"weights": ["another's"] * 2, "rivals": {}}, average=None)
     assert other.inheriting(row) == other and replace(other, samples=9).inheriting(other).average is None
 
@@ -103,7 +103,7 @@ def test_a_rival_of_no_row_is_refused(folder: Path, board: Path, tmp_path: Path,
         next(changed.modules_of_members[1].parameters()).mul_(1.0001)
     save_ensemble(changed, tmp_path / "changed")
     assert added(folder, "vote", board, tmp_path / "changed") == 2
-    assert "no row of these members in linf on 12 images is on the board; add the run" in capsys.readouterr().err
+    assert "no row of these members in linf on 12 images is on the board; first add the run" in capsys.readouterr().err
     content = Board.read(board)
     longer = [replace(row, samples=SAMPLES + 1, kept="") for row in content.rows]
     replace(content, rows=tuple(longer)).write(board)
@@ -129,10 +129,12 @@ def test_a_vote_is_lost_where_the_row_fools_every_member_that_votes() -> None:
     row = Row(
         "m", "linf", 0.1, 3, [0.5, 0.5, 0.0], 4, 1, 1, 1, figure, 0, "open", 0, figure, 0, 0, 0.9, kept=packed(right)
     )
-    rival = Rival("vote", (row.name,), np.ones(4), {"checked": {}})
+    rival = Rival("vote", (row,), np.ones(4), {"checked": {}})
     changed = rival.beside(row)
-    assert changed.voted == 0.75 and "1 samples more" in changed.rivals["vote"]["checked"]["points_of_the_row"]
-    assert rival.beside(replace(row, kept="")).voted == 1
+    assert changed.vote == 0.75 and changed.rivals["vote"]["checked"]["points_of_the_row"].startswith(
+        "1 sample more is"
+    )
+    assert rival.beside(replace(row, kept="")).vote == 1
     assert replace(rival, name="average").beside(row).average == 1, "an average may be right where no member is"
 
 

@@ -230,7 +230,7 @@ def test_it_prints(browser: Any, address: str) -> None:
 
 def board_of(gains: dict[str, float]) -> Board:
     """One row a method, with these gains in points; every second is in l2."""
-    figures = {"eps": 0.1, "samples": 100, "clean": 0.8, "adaptive_pgd": 0.5, "arc": 0.4, "floor": 0.3, "vote": 0.3}
+    figures = {"eps": 0.1, "samples": 100, "clean": 0.8, "adaptive_pgd": 0.5, "arc": 0.4, "floor": 0.3}
     board = Board()
     for k, (method, points) in enumerate(gains.items()):
         gain = {"value": points / 100, "low": points / 100 - 0.005, "high": points / 100 + 0.005}

@@ -31,7 +31,7 @@ def answer(board: Board) -> str:
 
 
 def remarks(board: Board) -> list[str]:
-    """Drawn or averaged; then what each other kind keeps more or less than independently trained members."""
+    """Averaged or voted instead of drawn; then what each kind keeps more or less than independent members."""
     return [*rivals(board), *(over.sentence for over in comparisons(board))]
 
 
@@ -42,22 +42,24 @@ def comparisons(board: Board) -> list[Over]:
 
 def rivals(board: Board) -> list[str]:
     """What the average and the vote of the members keep more than drawing one, where there is something to keep."""
-    averaged = [(kind, kind.average) for kind in board.counted if kind.average is not None]
-    voted = [(kind, kind.vote) for kind in board.counted if kind.vote is not None]
     return [
-        *_more_than_drawing(board, "Averaging the members' probabilities", "average", averaged),
-        *_more_than_drawing(board, "A majority vote of the members", "vote", voted),
+        *_more_than_drawing(board, "Averaging the members' probabilities", "average"),
+        *_more_than_drawing(board, "A majority vote of the members", "vote"),
     ]
 
 
-def _more_than_drawing(board: Board, rival: str, name: str, known: list[tuple[Kind, float]]) -> list[str]:
+def _more_than_drawing(board: Board, rival: str, name: str) -> list[str]:
+    """One sentence, over the kinds whose rival is known and, as far as its run shows, hides no gradients."""
+    measured = [(kind, kept) for kind in board.counted if (kept := kind.rival(name)) is not None]
+    known = [(kind, kept) for kind, kept in measured if not kind.rival_masked(name)]
     if not known:
         return []
+    honest = f" and whose {name} hides no gradients" if len(known) < len(measured) else ""
     more = [100 * (kept - kind.tight) for kind, kept in known]
     words = (
         f"{rival}, which costs all of them per query, keeps more than drawing one in "
-        f"{sum(value > 0 for value in more)} of {len(more)} ensembles that keep {100 * BROKEN:.0f} % or more: by "
-        f"{np.median(more):+.2f} points in the median, {min(more):+.2f} to {max(more):+.2f}"
+        f"{sum(value > 0 for value in more)} of {len(more)} ensembles that keep {100 * BROKEN:.0f} % or more{honest}: "
+        f"by {np.median(more):+.2f} points in the median, {min(more):+.2f} to {max(more):+.2f}"
     )
     singles = [(kind, kept, board.single(kind.rows[0], kind.rows[0].drawn)) for kind, kept in known]
     large = [

@@ -79,7 +79,15 @@ def _tight_within(attack: Any) -> dict[str, Any] | None:
 
 
 def check_members(run: Run, rec: RandomizedEnsemble, samples: Samples) -> str:
-    """The members are those of the run: by their hashes or, if another version of recarc made these, their answers."""
+    """The members are those of the run, and how that is known; an InputError if they are not."""
+    known = members_agree(run, rec, samples)
+    if known:
+        return known
+    raise InputError(f"the weights are not those that {run.name} attacked: they changed since, or are another's")
+
+
+def members_agree(run: Run, rec: RandomizedEnsemble, samples: Samples) -> str:
+    """By the members' hashes or, if another version of recarc made these, their answers; nothing if they differ."""
     found = [module_hash(member) for member in rec.members if isinstance(member, nn.Module)]
     if found == run.configuration.get("members"):
         return "the hashes agree"
@@ -91,4 +99,4 @@ def check_members(run: Run, rec: RandomizedEnsemble, samples: Samples) -> str:
             logits = rec.logits(x)
         if not FirstLogits.of(rec, logits, logits).changes_from(saved):
             return f"recarc {version} hashed otherwise; the first logits agree"
-    raise InputError(f"the weights are not those that {run.name} attacked: they changed since, or are another's")
+    return ""

@@ -77,8 +77,12 @@ def check_entry(
     drawn = secrets.randbits(32) if seed is None else seed
     if is_rival(run, rec):
         name, rows, rival = rows_of_rival(run, rec, samples, board)
-        known = {**_measured(run), "checked": _checked(Entry(run, rival, samples), again, drawn)}
-        return Rival(name, tuple(row.name for row in rows), run.evaluation.robust_scores, known)
+        if method is not None or alpha_by is not None:
+            given = "--method" if method is not None else "--alpha-by"
+            raise InputError(f"{run.name} is a run of the {name} of a row, whose name and alpha it has; omit {given}")
+        signals = sorted({signal.name for signal in run.evaluation.signals})
+        known = {**_measured(run), "signals": signals, "checked": _checked(Entry(run, rival, samples), again, drawn)}
+        return Rival(name, tuple(rows), run.evaluation.robust_scores, known)
     rec = rec.with_alpha(run.alpha)
     made_by = rec.made_by
     method = trained_name(made_by, folder.name) if method is None else method_name(method)
@@ -128,11 +132,17 @@ def _checked(entry: Entry, again: int, seed: int) -> Json:
 
 
 def one_run(path: str | Path) -> Run:
-    """The one run in a folder or below it; of several, the tight one on the most samples."""
-    runs = [run for run in load_runs([path]) if run.evaluation.alone is not None]
+    """The one run in a folder or below it; of several, the tight one on the most samples, drawn before combined."""
+    runs = tight_runs(path)
     if not runs:
         raise InputError(f"{path} has no run of a tight attack; make one: recarc evaluate ... --attack tight --out DIR")
-    return max(runs, key=lambda run: len(run.evaluation))
+    return runs[0]
+
+
+def tight_runs(path: str | Path) -> list[Run]:
+    """The tight runs in a folder or below it; the one that counts first."""
+    runs = [run for run in load_runs([path]) if run.evaluation.alone is not None]
+    return sorted(runs, key=lambda run: (len(run.evaluation), len(run.alpha)), reverse=True)
 
 
 def judged_again(entry: Entry) -> str:

@@ -29,13 +29,14 @@ class Kind:
     def tight(self) -> float:
         return mean(row.tight["value"] for row in self.rows)
 
-    @property
-    def average(self) -> float | None:
-        return _mean_if_known([row.average for row in self.rows])
+    def rival(self, name: str) -> float | None:
+        """What the average or the vote keeps; None if it is not known for every seed."""
+        known = [value for row in self.rows if (value := getattr(row, name)) is not None]
+        return mean(known) if len(known) == len(self.rows) else None
 
-    @property
-    def vote(self) -> float | None:
-        return _mean_if_known([row.voted for row in self.rows])
+    def rival_masked(self, name: str) -> bool:
+        """Whether the run of the average or the vote shows signals of masked gradients."""
+        return any(row.rival_signals(name) for row in self.rows)
 
     @property
     def conclusive(self) -> bool:
@@ -105,12 +106,6 @@ def paired_difference(mine: Sequence[Row], theirs: Sequence[Row]) -> tuple[float
         return None
     difference = np.mean(scores[0], axis=0) - np.mean(scores[1], axis=0)
     return float(difference.mean()), *paired_interval(difference)
-
-
-def _mean_if_known(values: Sequence[float | None]) -> float | None:
-    """None if it is not known for every seed."""
-    known = [value for value in values if value is not None]
-    return mean(known) if len(known) == len(values) else None
 
 
 def mean(values: Iterable[float]) -> float:

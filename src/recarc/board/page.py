@@ -9,7 +9,7 @@ from markupsafe import Markup
 from recarc.board.answer import answer, comparisons, rivals
 from recarc.board.boards import Board
 from recarc.board.kinds import BROKEN
-from recarc.board.rows import Row
+from recarc.board.rows import Row, in_words
 from recarc.report.writing import environment, write_files
 
 TITLE = "Does any randomized ensemble help?"
@@ -34,6 +34,7 @@ def write_board(board: Board, path: str | Path) -> Path:
             broken=BROKEN,
             gain_svg=gain_svg,
             alpha_svg=alpha_svg,
+            in_words=in_words,
         )
     )
     return write_files({Path(path): page.encode()})[0]

@@ -10,8 +10,8 @@ import numpy as np
 from torch import nn
 
 from recarc.board.boards import Board, changed_board
-from recarc.board.checks import check_members
-from recarc.board.rows import Json, Row, unpacked
+from recarc.board.checks import members_agree
+from recarc.board.rows import Json, Row, packed
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
 from recarc.evaluation.fingerprint import module_hash
@@ -29,21 +29,13 @@ class Rival:
     """What a rival of some rows keeps at each sample, (N,), and how that was measured."""
 
     name: str
-    rows: tuple[str, ...]
+    rows: tuple[Row, ...]
     scores: np.ndarray
     provenance: Json
 
     def beside(self, row: Row) -> Row:
-        """The row with this figure; a vote is wrong, too, where the row's attack fooled all members that vote."""
-        scores, provenance = self.scores, self.provenance
-        if self.name == "vote" and row.kept:
-            voting = np.array(row.alpha) > 0
-            scores = scores * unpacked(row.kept, len(row.alpha), row.samples)[voting].any(0)
-            lost = f"{int((self.scores - scores).sum())} samples more are lost there"
-            provenance = provenance | {"checked": {**provenance["checked"], "points_of_the_row": lost}}
-        rivals = row.rivals | {self.name: provenance}
-        figures: Json = {self.name: float(scores.mean()), "provenance": row.provenance | {"rivals": rivals}}
-        return replace(row, **figures)
+        """The row with this figure, which a new run of the row can inherit."""
+        return row.with_rival(self.name, self.provenance | {"kept": packed(self.scores[None] > 0)})
 
 
 def is_rival(run: Run, rec: RandomizedEnsemble) -> bool:
@@ -59,39 +51,55 @@ def rows_of_rival(
     A vote is the same for every alpha, so several rows may have it.
     """
     hashes = [module_hash(member) for member in rec.members if isinstance(member, nn.Module)]
+    attacked = run.configuration.get("members")
+    if attacked in [[own] for own in hashes]:
+        raise InputError(
+            f"{run.name} attacked one member alone, members[{hashes.index(attacked[0])}], which is neither their "
+            "average nor their vote; to add that network as a row, give a folder of it alone with --ensemble"
+        )
     alike = [row for row in board.rows if row.norm == run.ball["norm"] and row.provenance.get("weights") == hashes]
     rows = [row for row in alike if row.samples == len(run.evaluation)]
     if not rows:
         others = " or ".join(sorted({f"{row.samples:,}" for row in alike}))
+        first = "first add the run in which one of them is drawn, again if its row is of another version of recarc"
         raise InputError(
             f"{run.name} attacked one classifier made of {len(rec)} members, and no row of these members in "
             f"{run.ball['norm']} on {len(run.evaluation):,} images is on the board"
-            + (f", but one on {others}" if others else "; add the run in which one of them is drawn first")
+            + (f", but one on {others}" if others else f"; {first}")
         )
     for name, combined in RIVALS.items():
         rivals = [(row, combined(rec.with_alpha(row.alpha))) for row in rows]
-        attacked = [(row, rival) for row, rival in rivals if _is_of(run, rival, samples)]
-        if attacked:
-            return name, [row for row, _ in attacked], attacked[0][1]
+        found = [(row, rival) for row, rival in rivals if members_agree(run, rival, samples)]
+        if found:
+            return name, [row for row, _ in found], found[0][1]
     raise InputError(
-        f"{run.name} attacked neither the vote of these members nor their average at the alpha of a row; evaluate the "
-        "ensemble of the row with --average or --vote"
+        f"{run.name} attacked neither the vote of these members nor their average at the alpha of a row, but perhaps "
+        "one member alone; evaluate the ensemble of the row with --average or --vote"
     )
 
 
 def add_rival(path: str | Path, rival: Rival) -> Board:
-    """Put the figure of a rival into its rows of a board file, as they are by now."""
+    """Put the figure of a rival into its rows of a board file, if they are still of the same members and images."""
 
     def change(board: Board) -> Board:
-        rows = [rival.beside(row) if row.name in rival.rows else row for row in board.rows]
-        return replace(board, rows=tuple(rows))
+        for old in rival.rows:
+            if not any(row.name == old.name and row.same_ensemble(old) for row in board.rows):
+                raise InputError(
+                    f"{old.name} was replaced or removed while its {rival.name} was checked; add the run again"
+                )
+        names = {old.name for old in rival.rows}
+        return replace(board, rows=tuple(rival.beside(row) if row.name in names else row for row in board.rows))
 
     return changed_board(path, change)
 
 
-def _is_of(run: Run, rival: RandomizedEnsemble, samples: Samples) -> bool:
-    try:
-        check_members(run, rival, samples)
-    except InputError:
-        return False
-    return True
+def lost_rivals(before: Board, row: Row) -> str:
+    """That the row whose place this one took had rivals that this one does not have; nothing if it had none."""
+    for old in before.rows:
+        lost = [name for name in RIVALS if getattr(old, name) is not None and getattr(row, name) is None]
+        if old.name == row.name and lost:
+            return (
+                f"{row.name}: its {' and '.join(lost)} on {old.samples:,} images left the board with the row that was "
+                f"there; add runs on these {row.samples:,} images"
+            )
+    return ""

@@ -38,8 +38,8 @@ class Row:
     gain: Json  # of the ensemble over its best member; value, low, high, paired over the samples
     gain_at_floor: float  # the same if the truth is the floor
     most: float  # the most that any alpha could gain over the best member, as far as these attacks reach
-    vote: float  # what the majority vote of the members keeps: see `voted`
-    average: float | None = None  # what the averaged probabilities keep under an attack of their own
+    vote: float | None = None  # what the majority vote of the members keeps under an attack of its own
+    average: float | None = None  # what their averaged probabilities keep under an attack of their own
     joint: float | None = (
         None  # P(R), where two members are drawn: each can be fooled, but not both by one perturbation
     )
@@ -68,8 +68,7 @@ class Row:
     @property
     def verdict_text(self) -> str:
         """The verdict, with the signals of masked gradients that keep it open."""
-        signals = ", ".join(signal.replace("_", " ") for signal in self.signals)
-        return f"{self.verdict}: {signals}" if signals else self.verdict
+        return f"{self.verdict}: {in_words(self.signals)}" if self.signals else self.verdict
 
     @property
     def rivals(self) -> Json:
@@ -77,21 +76,50 @@ class Row:
         found: Json = self.provenance.get("rivals", {})
         return found
 
-    @property
-    def voted(self) -> float | None:
-        """What the vote keeps under an attack of its own; without one, `vote` is only at the points of the others."""
-        return self.vote if "vote" in self.rivals else None
+    def rival_signals(self, name: str) -> list[str]:
+        """Signals of masked gradients in the run of the average or the vote."""
+        found: list[str] = self.rivals.get(name, {}).get("signals", [])
+        return found
+
+    def rival_text(self, name: str) -> str:
+        """What the average or the vote keeps, in %, with the signals of its run; nothing if it is not known."""
+        kept, signals = getattr(self, name), self.rival_signals(name)
+        return "" if kept is None else f"{100 * kept:.2f}" + (f" ({in_words(signals)})" if signals else "")
+
+    def with_rival(self, name: str, known: Json, kept: float | None = None) -> Row:
+        """This row with a rival; `kept` is its figure where `known` does not hold, as `kept`, where it is right.
+
+        A vote is wrong, too, where the row's own attack fooled every member that votes.
+        """
+        points = "those of an earlier run of the row"
+        if "kept" in known:
+            right = unpacked(known["kept"], 1, self.samples)[0]
+            kept, points = float(right.mean()), "not known"
+            if name == "vote" and self.kept:
+                voting = np.array(self.alpha) > 0
+                still = right & unpacked(self.kept, len(self.alpha), self.samples)[voting].any(0)
+                lost = int(right.sum() - still.sum())
+                kept = float(still.mean())
+                points = f"{lost} {'sample more is' if lost == 1 else 'samples more are'} lost at the row's own points"
+        if name == "vote":
+            known = known | {"checked": {**known["checked"], "points_of_the_row": points}}
+        figures: Json = {name: kept, "provenance": self.provenance | {"rivals": self.rivals | {name: known}}}
+        return replace(self, **figures)
+
+    def same_ensemble(self, other: Row) -> bool:
+        """Whether both rows are of the same weights, alpha and images."""
+        mine, theirs = ((row.provenance.get("weights"), row.alpha, row.samples) for row in (self, other))
+        return mine == theirs and mine[0] is not None
 
     def inheriting(self, old: Row) -> Row:
         """This row with the rivals of the one whose place it takes, if both are of the same members."""
-        mine, theirs = ((row.provenance.get("weights"), row.alpha, row.samples) for row in (self, old))
-        if mine != theirs or mine[0] is None:
+        if not self.same_ensemble(old):
             return self
-        vote = self.vote if self.voted is not None or old.voted is None else old.vote
-        average = old.average if self.average is None else self.average
-        rivals = old.rivals | self.rivals
-        known = self.provenance | {"rivals": rivals} if rivals else self.provenance
-        return replace(self, vote=vote, average=average, provenance=known)
+        row = replace(self, average=old.average) if self.average is None else self
+        for name, known in old.rivals.items():
+            if name not in self.rivals:
+                row = row.with_rival(name, known, getattr(old, name))
+        return row
 
     @property
     def drawn(self) -> int:
@@ -141,8 +169,12 @@ def check_row(row: Row) -> None:
     for name, rival in row.rivals.items():
         if name not in ("average", "vote") or not isinstance(rival["checked"], dict):
             raise ValueError(f"the row of {row.method!r:.40} has a rival {name!r:.40} that cannot be read")
-    if not row.alpha or not isinstance(known.get("checked", {}), dict) or not isinstance(row.signals, list):
-        raise ValueError(f"the row of {row.method!r:.40} has no alpha, or signals or checks of another kind")
+        check_signals(rival.get("signals", []))
+        if "kept" in rival:
+            unpacked(rival["kept"], 1, row.samples)
+    if not row.alpha or not isinstance(known.get("checked", {}), dict):
+        raise ValueError(f"the row of {row.method!r:.40} has no alpha, or checks of another kind")
+    check_signals(row.signals)
     for name, values in (("alpha", row.alpha), ("alone", row.alone), ("most_ends", row.most_ends)):
         for value in values:
             number(value, name)
@@ -157,6 +189,17 @@ def check_row(row: Row) -> None:
         for line in lines:
             if len([number(value, name) for value in line]) != length:
                 raise ValueError(f"{name} has a line of {len(line)} numbers, expected {length}")
+
+
+def check_signals(signals: Any) -> None:
+    """Raise unless these are names."""
+    if not isinstance(signals, list) or not all(isinstance(signal, str) for signal in signals):
+        raise ValueError(f"signals are {signals!r:.40}, expected a list of names")
+
+
+def in_words(signals: list[str]) -> str:
+    """Signals of masked gradients as they are shown."""
+    return ", ".join(signal.replace("_", " ") for signal in signals)
 
 
 def number(value: Any, name: str) -> float:

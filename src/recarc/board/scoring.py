@@ -11,7 +11,7 @@ import numpy as np
 from recarc.board.rows import Json, Row, packed
 from recarc.errors import InputError
 from recarc.evaluation.intervals import paired_interval
-from recarc.evaluation.result import Estimate, Evaluation, estimate
+from recarc.evaluation.result import Estimate, Evaluation
 from recarc.evaluation.verdict import Verdict
 from recarc.report.runs import Run
 from recarc.sampling import most_gain
@@ -52,7 +52,6 @@ def row_of(run: Run, method: str, **known: Any) -> Row:
         gain_at_floor=float((floors - attacked[best]).mean()),
         most=max(0.0, most.value),
         most_ends=[most.low, max(0.0, most.high)],
-        vote=float(estimate(vote_scores(evaluation)).value),
         joint=_joint(seen_of_drawn) if drawn.sum() == 2 else None,
         alone=alone.mean(1).tolist(),
         curve=curve_over_alpha(seen, alone, run.alpha, best),
@@ -95,22 +94,6 @@ def curve_over_alpha(
         error = np.max([weights @ pattern for pattern in seen], axis=0).mean()
         curve.append([float(t), float(1 - error), float(weights @ alone.mean(1))])
     return curve
-
-
-def vote_scores(evaluation: Evaluation) -> np.ndarray:
-    """(N,) the lowest chance that the majority vote is right, over the points that the run kept; ties are drawn."""
-    labels = evaluation.labels.astype(np.int64)
-    worst = np.ones(len(evaluation))
-    for predictions in _points(evaluation):
-        classes = int(max(predictions.max(), labels.max())) + 1
-        votes = np.zeros((classes, len(labels)), dtype=np.int64)
-        for answers in predictions.astype(np.int64):
-            given = answers >= 0
-            votes[answers[given], np.flatnonzero(given)] += 1
-        top = votes.max(0)
-        right = (votes[labels, np.arange(len(labels))] == top) & (top > 0)
-        worst = np.minimum(worst, np.where(right, 1 / np.maximum((votes == top).sum(0), 1), 0.0))
-    return worst
 
 
 def _points(evaluation: Evaluation) -> Sequence[np.ndarray]:

@@ -44,16 +44,18 @@ def add(
     Example: `recarc board add runs/mine --board board.json`
     """
     from recarc.board.boards import Board, add_row
-    from recarc.board.entry import check_entry
-    from recarc.board.rivals import Rival, add_rival
+    from recarc.board.entry import check_entry, tight_runs
+    from recarc.board.rivals import Rival, add_rival, lost_rivals
+    from recarc.board.rows import in_words
     from recarc.errors import InputError
     from recarc.runtime import use_device
 
     if again < 1:
         raise InputError(f"--again is {again}; expected a number of samples >= 1")
+    before = Board.read(board_file)
     found = check_entry(
         run,
-        Board.read(board_file),
+        before,
         ensemble,
         method,
         data_dir,
@@ -63,10 +65,15 @@ def add(
         trust_code=trust_code,
     )
     content = add_rival(board_file, found) if isinstance(found, Rival) else add_row(board_file, found)
-    changed = [row for row in content.rows if row.name in (found.rows if isinstance(found, Rival) else (found.name,))]
+    names = [row.name for row in found.rows] if isinstance(found, Rival) else [found.name]
+    changed = [row for row in content.rows if row.name in names]
+    notes = [note for row in changed if (note := lost_rivals(before, row))]
+    if others := [str(other.evaluation.path or other.name) for other in tight_runs(run)[1:]]:
+        notes.append(f"not added, as one run is added at a time: {', '.join(others)}")
     rows = len(content.rows)
     if json_:
-        print_json({"board": str(board_file), "rows": rows, "changed": [asdict(row) for row in changed]})
+        shown = [asdict(row) for row in changed]
+        print_json({"board": str(board_file), "rows": rows, "changed": shown, "notes": notes})
         return
     for row in changed:
         gain = f"{100 * row.gain['value']:+.2f} points [{100 * row.gain['low']:+.2f}, {100 * row.gain['high']:+.2f}]"
@@ -75,9 +82,13 @@ def add(
         if isinstance(found, Rival):
             known = row.rivals[found.name]
             line = f"{found.name} {percent(getattr(row, found.name))} %, drawn {percent(row.tight['value'])} %"
+            signals = row.rival_signals(found.name)
+            line += f"; signals of masked gradients: {in_words(signals)}" if signals else ""
         print_line(f"{row.name}: {line}")
         for what, said in known["checked"].items():
             print_line(f"{what.replace('_', ' ')}: {said}")
+    for note in notes:
+        print_line(note)
     print_line(f"{board_file}: {rows} {'row' if rows == 1 else 'rows'}")
 
 
@@ -119,8 +130,7 @@ def show(
             percent(row.best_member),
             *((f"{100 * row.gain['value']:+.2f}", percent(row.most)) if row.members > 1 else ("", "")),
             "" if row.joint is None else percent(row.joint),
-            "" if row.voted is None else percent(row.voted),
-            "" if row.average is None else percent(row.average),
+            *(row.rival_text(name) for name in ("vote", "average")),
             row.verdict_text,
         ]
         for row in content.rows
