@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from recarc import Ball, RandomizedEnsemble, Tight, evaluate, load_ensemble, save_ensemble
+from recarc import Ball, InputError, RandomizedEnsemble, Tight, evaluate, load_ensemble, save_ensemble
 from recarc.board import entry
 from recarc.board.boards import Board
-from recarc.board.rivals import Rival
+from recarc.board.rivals import Rival, add_rival
 from recarc.board.rows import Row, packed
 from recarc.cli.app import run
 from recarc.data import load
 from recarc.evaluation import Evaluation
+from recarc.evaluation.masking import Signal
+from recarc.evaluation.run_folder import RunFolder
 
 SAMPLES = 12
 DIGITS = Board("digits", "test", {"linf": 0.1})
@@ -50,9 +53,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def added(folder: Path, name: str, board: Path | None = None, ensemble: Path | None = None) -> int:
+def added(folder: Path, name: str, board: Path | None = None, ensemble: Path | None = None, *more: str) -> int:
     ensemble, board = ensemble or folder / "mine", board or folder / "board.json"
-    return run(["board", "add", f"{folder / name}", "--ensemble", f"{ensemble}", "--again", "4", "--board", f"{board}"])
+    add = ["board", "add", f"{folder / name}", "--ensemble", f"{ensemble}", "--again", "4", "--board", f"{board}"]
+    return run([*add, *more])
 
 
 def rows_of(board: Path) -> dict[str, Row]:
@@ -93,6 +97,12 @@ def test_a_new_run_of_a_row_keeps_its_rivals(folder: Path, board: Path) -> None:
         assert added(folder, name, board) == 0
     row = rows_of(board)["drawn"]
     assert row.average is not None and row.vote is not None and row.rivals["vote"]["checked"]
+    stronger = replace(row, vote=None, average=None, kept=packed(np.zeros((2, SAMPLES), dtype=bool)))
+    stronger = replace(stronger, provenance={k: v for k, v in row.provenance.items() if k != "rivals"}).inheriting(row)
+    assert (stronger.vote, stronger.average) == (0, row.average), "the new row's points fool all that vote"
+    known = row.provenance | {"rivals": {"vote": {"checked": {}}}}  # as boards of older date have it
+    old = replace(stronger, provenance=row.provenance | {"rivals": {}}).inheriting(replace(row, provenance=known))
+    assert old.vote == row.vote and "an earlier run" in old.rivals["vote"]["checked"]["points_of_the_row"]
     other = replace(row, provenance=row.provenance | {"weights": ["another's"] * 2, "rivals": {}}, average=None)
     assert other.inheriting(row) == other and replace(other, samples=9).inheriting(other).average is None
 
@@ -114,6 +124,79 @@ def test_a_rival_of_no_row_is_refused(folder: Path, board: Path, tmp_path: Path,
     assert "attacked neither the vote of these members nor their average at the alpha of a row" in (
         capsys.readouterr().err
     )
+
+
+def test_signals_of_a_rival_are_named_and_its_figure_left_out(
+    folder: Path, board: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    shutil.copytree(folder / "vote", tmp_path / "vote")
+    RunFolder.open(tmp_path / "vote").record_warnings([], [Signal(0, "margin_jumps", 0.5)])
+    assert run(["board", "show", "--board", f"{board}"]) == 0 and "majority vote" not in capsys.readouterr().out
+    assert added(folder, "vote", board) == 0
+    assert run(["board", "show", "--board", f"{board}"]) == 0 and "majority vote" in capsys.readouterr().out
+    assert added(tmp_path, "vote", board, folder / "mine") == 0
+    assert "; signals of masked gradients: margin jumps" in capsys.readouterr().out
+    assert all(row.rivals["vote"]["signals"] == ["margin_jumps"] for row in rows_of(board).values())
+    assert run(["board", "show", "--board", f"{board}", "--page", f"{tmp_path / 'page.html'}"]) == 0
+    shown = capsys.readouterr().out
+    assert "(margin jumps)" in shown and "majority vote" not in shown
+    page = (tmp_path / "page.html").read_text()
+    assert "<dt>vote, signals of masked gradients</dt><dd>margin jumps</dd>" in page and "majority vote" not in page
+
+
+def test_a_row_that_was_replaced_meanwhile_gets_no_rival(board: Path) -> None:
+    row = rows_of(board)["drawn"]
+    rival = Rival("vote", (row,), np.ones(SAMPLES), {"checked": {}})
+    add_rival(board, rival)
+    assert rows_of(board)["drawn"].vote is not None
+    for changed in (
+        replace(row, samples=SAMPLES + 9, kept=""),
+        replace(row, alpha=[row.alpha[0] + 1e-6, row.alpha[1] - 1e-6], kept=""),
+        replace(row, provenance=row.provenance | {"weights": ["another's"] * 2}),
+        replace(row, method="X"),
+    ):
+        replace(Board.read(board), rows=(changed,)).write(board)
+        before = board.read_bytes()
+        with pytest.raises(InputError, match="was replaced or removed while its vote was checked; add the run again"):
+            add_rival(board, rival)
+        assert board.read_bytes() == before
+
+
+def test_a_rival_takes_name_and_alpha_of_its_row(folder: Path, board: Path, capsys: Any) -> None:
+    for option in ("--method", "--alpha-by"):
+        assert added(folder, "vote", board, None, option, "x") == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "vote of a row, whose name and alpha it has" in line and line.endswith(f"omit {option}")
+
+
+def test_what_a_folder_of_runs_leaves_out_is_named(folder: Path, board: Path, tmp_path: Path, capsys: Any) -> None:
+    for name in ("average", "drawn"):
+        shutil.copytree(folder / name, tmp_path / "runs" / name)
+    assert added(tmp_path, "runs", board, folder / "mine") == 0
+    shown = capsys.readouterr().out
+    assert "over its best member alone" in shown
+    assert f"not added, as one run is added at a time: {tmp_path / 'runs' / 'average'}" in shown
+
+
+def test_a_row_on_more_images_says_what_it_drops(folder: Path, board: Path, capsys: Any) -> None:
+    content, fewer = Board.read(board), []
+    for row in content.rows:
+        row = replace(row, samples=SAMPLES - 2, kept="", average=0.5)
+        fewer.append(row.with_rival("vote", {"checked": {}}, 0.5))
+    replace(content, rows=tuple(fewer)).write(board)
+    assert added(folder, "drawn", board) == 0
+    words = "its average and vote on 10 images left the board with the row that was there; add runs on these 12 images"
+    assert words in capsys.readouterr().out
+    assert added(folder, "drawn", board) == 0 and "left the board" not in capsys.readouterr().out
+
+
+def test_a_run_of_one_member_is_no_rival(folder: Path, board: Path, tmp_path: Path, capsys: Any) -> None:
+    one = RandomizedEnsemble(load_ensemble(folder / "mine").members[1:])
+    evaluate(one, Tight(), load("digits", "test", limit=SAMPLES), Ball("linf", 0.1), out=tmp_path / "one")
+    assert added(tmp_path, "one", board, folder / "mine") == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "alone" in line]
+    assert "one attacked one member alone, members[1], which is neither their average nor their vote" in line
 
 
 def test_a_weak_attack_on_a_rival_is_refused(folder: Path, board: Path, tmp_path: Path, capsys: Any) -> None:
