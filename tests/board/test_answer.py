@@ -13,7 +13,7 @@ import pytest
 from recarc.board.answer import answer, comparisons, remarks, rivals
 from recarc.board.boards import Board
 from recarc.board.kinds import Kind
-from recarc.board.page import gain_marks
+from recarc.board.page import gain_marks, write_board
 from recarc.board.rows import Row, packed
 from recarc.cli.app import run
 
@@ -115,7 +115,7 @@ def test_broken_and_masked_ensembles_count_for_nothing() -> None:
     assert "; if the truth is their floor, none of these 2 does." in answer(both)
 
 
-def test_averages_are_held_against_drawing_and_larger_networks() -> None:
+def test_averages_are_held_against_drawing_and_larger_networks(tmp_path: Path) -> None:
     right = np.zeros((2, 200), dtype=bool)
     right[:, :100] = True
     wide = replace(a_row("AT, wide", right[:1], 0), members=1, alpha=[1.0], flops=20.0)
@@ -126,6 +126,8 @@ def test_averages_are_held_against_drawing_and_larger_networks() -> None:
     voted = [replace(r, vote=0.55, provenance=r.provenance | {"rivals": {"vote": {"checked": {}}}}) for r in board.rows]
     words = "A majority vote of the members, which costs all of them per query, keeps more than drawing one in 1 of 1"
     assert remarks(replace(board, rows=(wide, *voted[1:])))[1].startswith(words)
+    page = write_board(replace(board, rows=(wide, voted[2])), tmp_path / "page.html").read_text()
+    assert "keeps 50.00 % (+4.00 points for the average, +5.00 points for the vote)" in page
     assert len(remarks(board)) == 1, "without votes there is nothing to say of them"
     masked = {"rivals": {"average": {"checked": {}, "signals": ["margin_jumps"]}}}
     hiding = replace(row, method="Y", average=0.9, provenance=masked)
