@@ -286,7 +286,7 @@ def rows(draw: st.DrawFn, names: st.SearchStrategy[str] = TEXT) -> Row:
         members=st.integers(1, 9),
         alpha=simplex(draw(st.integers(1, 3))),
         samples=st.integers(1, 10**6),
-        **dict.fromkeys(("clean", "adaptive_pgd", "arc", "floor", "best_member", "most", "vote"), SHARES),
+        **dict.fromkeys(("clean", "adaptive_pgd", "arc", "floor", "best_member", "most"), SHARES),
         tight=interval,
         verdict=names,
         gain=interval,
@@ -581,7 +581,7 @@ def read_board(place: Path) -> None:
 
 def a_board(place: Path) -> None:
     figure = {"value": 0.5, "low": 0.4, "high": 0.6}
-    row = Row("m", "linf", 0.1, 2, [0.5, 0.5], 9, 1, 0.6, 0.6, figure, 0.5, "open", 0.4, figure, 0.1, 0.2, 0.3)
+    row = Row("m", "linf", 0.1, 2, [0.5, 0.5], 9, 1, 0.6, 0.6, figure, 0.5, "open", 0.4, figure, 0.1, 0.2)
     Board(rows=(row,)).write(place / "board.json")
 
 
