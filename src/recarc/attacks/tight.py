@@ -188,13 +188,13 @@ class Tight(Attack):
             yield from self._rounds(problem, best)
 
     def _apart(self, problem: Problem, best: Best) -> Iterator[Stage]:
-        """Where a member is an average or a vote: Climb on the members that it combines, as if one were drawn."""
+        """Where a member is a vote: Climb on those whose votes it counts."""
         parts = {i: apart for i in problem.ensemble.order if (apart := problem.apart(i)) is not None}
         for i, apart in parts.items():
-            climb = replace(PRESETS[self.preset].climb, seed=self.seed, rounds=0)
+            climb = replace(PRESETS[self.preset].climb, seed=self.seed)
             standing = (~best.ever_wrong[i]).nonzero()[:, 0]
-            if len(standing):
-                best.consider(problem, climb.perturb(apart.take(standing)), standing)
+            for x_adv in climb.against_vote(apart.take(standing)) if len(standing) else ():
+                best.consider(problem, x_adv, standing)
         if parts:
             yield Stage("members_apart", best.x_adv.clone())
 
