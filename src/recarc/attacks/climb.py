@@ -291,16 +291,16 @@ class Climb(Attack):
         search.climb_until_maximal(hopeless, order, found.v < best.v[copies])
         return [found.take(own) for own in torch.arange(len(copies), device=x.device).chunk(self.rounds)]
 
-    def against_vote(self, voters: Problem) -> Iterator[Tensor]:
-        """Points that may fool the vote of these members, of all samples each.
+    def against_vote(self, voters: Problem, best: Best) -> Iterator[Tensor]:
+        """Points that may fool the vote of these members, of all samples each; `best` knows who was fooled alone.
 
         First the climb, as if one of them were drawn: often it fools them all. Two that it fools to different classes
         may leave the vote as it was, so then come rounds in which sets of members just large enough for a majority
         are led to a common class, on the samples where so many were fooled alone.
         """
-        best, count = Best.clean(voters), len(voters.ensemble)
-        self.improve(voters, best, torch.zeros_like(best.wrong))
+        self.improve(voters, best, hopeless=~best.ever_wrong)
         yield best.x_adv
+        count = len(voters.ensemble)
         foolable = best.ever_wrong.sum(0)
         index = (2 * foolable >= count).nonzero()[:, 0]
         if not len(index) or not self.rounds:
