@@ -317,3 +317,47 @@ def test_predictions_build_no_graph() -> None:
         assert not ensemble.expected_accuracy(x, y).requires_grad
         ensemble.predictions(x)
     assert not saved
+
+
+# The vote
+
+
+def vote_of(*logits: Tensor) -> RandomizedEnsemble:
+    """The vote of members that answer the input, row numbers, with these rows."""
+    return RandomizedEnsemble([lambda x, own=own: own[x] for own in logits]).voted()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_a_vote_among_equal_logits_is_counted(count: int, dtype: torch.dtype) -> None:
+    """Logits that are small whole numbers: members choose the first of equal ones, whatever else they would do."""
+    logits = torch.randint(0, 3, (count, 1000, 4), generator=torch.manual_seed(count)).to(dtype)
+    found = vote_of(*logits).predictions(torch.arange(1000))[0]
+    mean = logits.double().softmax(2).mean(0)
+    votes = nn.functional.one_hot(logits.argmax(2), 4).sum(0)
+    likeliest = mean.masked_fill(votes < votes.amax(1, keepdim=True), 0)
+    chosen = likeliest.gather(1, found[:, None])[:, 0]
+    assert bool((chosen >= likeliest.amax(1) - 1e-6).all())
+    gap = likeliest.topk(2).values
+    clear = gap[:, 0] - gap[:, 1] > 1e-6
+    assert torch.equal(found[clear], likeliest.argmax(1)[clear])
+
+
+def test_a_vote_of_members_with_infinite_logits() -> None:
+    """Logarithms of probabilities that are 0, and all of them but one."""
+    shares = torch.rand(3, 1000, 5, generator=torch.manual_seed(0)) - 0.3
+    logs = shares.clamp(min=0).log()
+    logs[..., 0] = torch.where(logs.isinf().all(-1), 0.0, logs[..., 0])
+    certain = nn.functional.one_hot(logs.argmax(2), 5).float().log()
+    for own in (logs, certain):
+        votes, mean = nn.functional.one_hot(own.argmax(2), 5).sum(0), own.softmax(2).mean(0)
+        expected = torch.where(votes == votes.amax(1, keepdim=True), mean, -1).argmax(1)
+        found = vote_of(*own).logits(torch.arange(1000))[0]
+        assert bool(found.isfinite().all()) and torch.equal(found.argmax(1), expected)
+
+
+def test_a_vote_of_a_member_that_gives_nan_is_wrong() -> None:
+    logits = torch.randn(3, 2, 4, generator=torch.manual_seed(0))
+    logits[1, 1, 2] = torch.nan
+    assert vote_of(*logits).predictions(torch.arange(2))[0].tolist()[1] == -1
+    assert bool(vote_of(*logits).logits(torch.arange(2))[0, 1].isnan().all())

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from bank import bank
-from recarc import ARC, Ball, Climb, InputError, RandomizedEnsemble, Restarts
+from recarc import ARC, Ball, Climb, InputError, RandomizedEnsemble, Restarts, Tight
 from recarc.attacks.climb import Search
 from recarc.attacks.problem import Best, Problem
 from recarc.exact import optimum
@@ -177,3 +178,48 @@ def test_bad_knobs() -> None:
         Climb(rounds=-1)
     with pytest.raises(InputError, match=r"steps is 1.5; it must be a whole number of at least 1"):
         Climb(steps=1.5)  # type: ignore[arg-type]
+
+
+# Votes
+
+
+class Planes(nn.Module):
+    """Logits (0, x_1 - a, x_2 - b)."""
+
+    def __init__(self, a: float, b: float) -> None:
+        super().__init__()
+        self.least = nn.Parameter(torch.tensor([a, b], dtype=torch.float64))
+        self.combines = (self,)  # a user's own attribute: this is no vote
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(x[:, :1]), x - self.least], 1)
+
+
+def three_voters() -> Problem:
+    """One is fooled first to class 1, one to class 2, and one never; class 1 in common takes a longer way."""
+    ensemble = RandomizedEnsemble([Planes(0.55, 0.65), Planes(0.65, 0.55), Planes(9.0, 9.0)]).voted()
+    x = torch.full((1, 2), 0.5, dtype=torch.float64)
+    return Problem(ensemble, x, torch.zeros(1, dtype=torch.long), Ball("linf", 0.2))
+
+
+def test_the_members_of_a_vote_are_led_to_a_common_class() -> None:
+    problem = three_voters()
+    voters = problem.apart(0)
+    assert voters is not None and len(voters.ensemble) == 3
+    best = Best.clean(voters)
+    best.ever_wrong[:2] = True  # alone
+    points_of_climb, *rounds = Climb(rounds=2).against_vote(voters, best)
+    assert voters.ensemble.predictions(points_of_climb)[:, 0].tolist() == [1, 2, 0]
+    assert problem.ensemble.predictions(points_of_climb).tolist() == [[0]], "two fooled members, and nothing lost"
+    assert len(rounds) == 2 and all(problem.ensemble.predictions(x)[0, 0] != 0 for x in rounds)
+    best.ever_wrong[1] = False
+    assert len(list(Climb(rounds=2).against_vote(voters, best))) == 1, "one fooled member of three is too few"
+
+
+def test_only_votes_are_attacked_through_their_members() -> None:
+    problem = three_voters()
+    (vote,) = problem.ensemble.members
+    others = RandomizedEnsemble(vote.combines)  # type: ignore[union-attr]
+    for ensemble, stage in ((problem.ensemble, True), (others.averaged(), False), (others, False)):
+        other = Problem(ensemble, problem.x, problem.y, problem.ball)
+        assert any(s.name == "members_apart" for s in Tight().outcome(other).stages) is stage

@@ -36,6 +36,16 @@ ATTACKS = [
 ]
 
 
+def test_a_fast_vote_has_all_of_its_voters() -> None:
+    """A callable that is no module votes as it is."""
+    member, x = mlp_ensemble(1, [1.0]).members[0], points(5, 6)
+    vote = RandomizedEnsemble([member, lambda x: -member(x)]).voted()
+    (fast,) = accelerate(vote).members
+    assert isinstance(fast, FastMember) and [isinstance(v, FastMember) for v in fast.voters()] == [True, False]
+    for own, original in zip(fast.voters(), vote.members[0].combines):  # type: ignore[union-attr]
+        torch.testing.assert_close(own(x), original(x))
+
+
 def convolutional(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     """A small network with batch norms that have something to fold."""
     torch.manual_seed(seed)

@@ -7,7 +7,7 @@ stop only where no single further member can be fooled as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from recarc.attacks.base import Attack, check_at_least, check_count, differentiate
 from recarc.attacks.problem import Best, Problem
 from recarc.attacks.registry import register
-from recarc.ensemble import RandomizedEnsemble, predictions_of
+from recarc.ensemble import RandomizedEnsemble, majority, predictions_of, rounded
 from recarc.errors import InputError
 from recarc.geometry import Ball, per_sample, working_dtype
 from recarc.losses import margin, margin_over
@@ -107,12 +107,12 @@ class Search:
         Members that are not `aimed_at` (M) are only asked for their answers.
         """
         norm, total = part.ball.norm, torch.zeros_like(u, dtype=working_dtype(u))
-        wrong = torch.zeros_like(goal)
+        answers = []
         for i in self.ensemble.order:
             with torch.set_grad_enabled(aimed_at[i]):
                 leaf = u.detach().requires_grad_(torch.is_grad_enabled())
                 logits = self.ensemble.members[i](leaf)
-                wrong[i] = predictions_of(logits.detach()) != part.y
+                answers.append(logits.detach())
                 if not leaf.requires_grad:
                     continue
                 h = margin(logits, part.y) if rival is None else margin_over(logits, part.y, rival)
@@ -124,7 +124,14 @@ class Search:
             weight = torch.where(goal[i] & (length > 0), violation / torch.where(length > 0, length, 1), 0)
             total += per_sample(weight, w) * w
         size = norm.dual(total)
-        return total / per_sample(torch.where(size > 0, size, 1), total), wrong
+        return total / per_sample(torch.where(size > 0, size, 1), total), self.fooled(answers, part.y)
+
+    def fooled(self, answers: Sequence[Tensor], y: Tensor) -> Tensor:
+        """(M, n) members that are wrong, by the logits of those that are ever drawn, in their order."""
+        wrong = torch.zeros(len(self.ensemble), len(y), dtype=torch.bool, device=y.device)
+        for i, logits in zip(self.ensemble.order, answers):
+            wrong[i] = predictions_of(logits) != y
+        return wrong
 
     def climb(self, hopeless: Tensor, order: Tensor, delta: Tensor, held: Tensor, among: Tensor) -> None:
         """Greedy growth on the samples `among` (B,): for each rank r add member order[r] to the set `held` at `delta`.
@@ -177,6 +184,15 @@ class Search:
                     goal = best.wrong[:, index].clone()
                     goal[i], goal[j] = True, False
                     self.chase(index, goal, self.delta()[index])
+
+
+class VoteSearch(Search):
+    """On the members of a vote, all of whom count as wrong where the vote is, and none elsewhere."""
+
+    def fooled(self, answers: Sequence[Tensor], y: Tensor) -> Tensor:
+        _, mean, winner = majority(torch.stack(list(answers)))
+        lost = (winner[:, 0] != y) | mean.isnan().any(1)
+        return lost.expand(len(self.ensemble), -1)
 
 
 @register("climb", label="Climb", help="adds one fooled member after another")
@@ -240,7 +256,9 @@ class Climb(Attack):
             afresh = problem.ball.random_start(x, self.seed + r), torch.zeros_like(best.wrong)
             search.climb(hopeless, by_alpha.gather(0, shuffled), *afresh, among=best.v > 0)
 
-    def search_in_rounds(self, problem: Problem, best: Best, hopeless: Tensor) -> list[Best]:
+    def search_in_rounds(
+        self, problem: Problem, best: Best, hopeless: Tensor, kind: type[Search] = Search
+    ) -> list[Best]:
         """What each of `rounds` finds by itself from `best`, which stays as it is: they differ in random numbers only.
 
         A round tries, on every sample, sets of members just large enough to beat the best point, each set from another
@@ -251,7 +269,7 @@ class Climb(Attack):
         hopeless = hopeless | (ensemble.alpha.to(x.device) == 0)[:, None]
         copies = torch.arange(len(x), device=x.device).repeat(self.rounds)
         found, hopeless = best.take(copies), hopeless[:, copies]
-        search = Search(problem.take(copies), found, self.round_steps, self.kappa)
+        search = kind(problem.take(copies), found, self.round_steps, self.kappa)
         seeds = [ROUND * (1 + r + self.rounds * self.seed) for r in range(self.rounds)]
         order = torch.tensor(ensemble.order, device=x.device)[:, None].expand(-1, len(copies))
 
@@ -272,3 +290,23 @@ class Climb(Attack):
             search.chase_apart([attempt(1 + t, rivals[t]) for t in some])
         search.climb_until_maximal(hopeless, order, found.v < best.v[copies])
         return [found.take(own) for own in torch.arange(len(copies), device=x.device).chunk(self.rounds)]
+
+    def against_vote(self, voters: Problem, best: Best) -> Iterator[Tensor]:
+        """Points that may fool the vote of these members, of all samples each; `best` knows who was fooled alone.
+
+        First the climb, as if one of them were drawn: often it fools them all. Two that it fools to different classes
+        may leave the vote as it was, so then come rounds in which sets of members just large enough for a majority
+        are led to a common class, on the samples where so many were fooled alone.
+        """
+        self.improve(voters, best, hopeless=~best.ever_wrong)
+        yield best.x_adv
+        count = len(voters.ensemble)
+        foolable = best.ever_wrong.sum(0)
+        index = (2 * foolable >= count).nonzero()[:, 0]
+        if not len(index) or not self.rounds:
+            return
+        part = Best.clean(voters.take(index))
+        enough = foolable[index].clamp(max=count // 2 + 1)
+        part.v, part.wrong = rounded((count + 1 - enough).double() / count), torch.zeros_like(part.wrong)
+        for found in self.search_in_rounds(voters.take(index), part, ~best.ever_wrong[:, index], VoteSearch):
+            yield voters.x.index_copy(0, index, found.x_adv)

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from recarc.ensemble import Member, RandomizedEnsemble, as_ensemble, frozen, predictions_of
+from recarc.ensemble import Divisible, Member, RandomizedEnsemble, as_ensemble, frozen, predictions_of
 from recarc.errors import InputError
 from recarc.geometry import Ball
 from recarc.inputs import check_finite, check_labels, check_x, check_y
@@ -69,8 +69,9 @@ class Problem:
         return part.with_clean_logits(None if logits is None else logits[i : i + 1])
 
     def apart(self, i: int) -> Problem | None:
-        """The problem of fooling the members that member i combines, one of them drawn; None if it is one network."""
-        members = getattr(self.ensemble.members[i], "combines", ())
+        """The problem of fooling those whose votes member i counts, one of them drawn; None if it is no vote."""
+        member = self.ensemble.members[i]
+        members = member.voters() if isinstance(member, Divisible) else ()
         return Problem(RandomizedEnsemble(members), self.x, self.y, self.ball) if members else None
 
     @cached_property

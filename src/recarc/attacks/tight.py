@@ -155,11 +155,7 @@ class Tight(Attack):
 
         whole = problem
         problem, blind = unmasked(problem, self.masked or ()), misleading(self.masked or ())
-        for i in problem.ensemble.order:
-            for attack in effort.members:
-                loss = _loss_for(attack.loss, problem.classes)
-                standing = (~best.ever_wrong[i]).nonzero()[:, 0]
-                _run(replace(attack, member=i, seed=self.seed + attack.seed, loss=loss), problem, best, standing)
+        self._alone(effort, problem, best)
         yield Stage("members", best.x_adv.clone())
 
         if effort.queries or blind:
@@ -173,7 +169,7 @@ class Tight(Attack):
                 _run(search, problem, best, _above_floor(problem.ensemble, best))
             yield Stage("square", best.x_adv.clone())
 
-        yield from self._apart(whole, best)
+        yield from self._apart(effort, whole, best)
         planes = min(effort.planes, problem.classes - 1)
         corrected = ARC(steps=effort.corrected_steps, planes=planes, variant="corrected")
         _run(corrected, problem, best, _above_floor(problem.ensemble, best))
@@ -187,14 +183,26 @@ class Tight(Attack):
         if effort.climb.rounds:
             yield from self._rounds(problem, best)
 
-    def _apart(self, problem: Problem, best: Best) -> Iterator[Stage]:
-        """Where a member is an average or a vote: Climb on the members that it combines, as if one were drawn."""
+    def _alone(self, effort: Effort, problem: Problem, best: Best) -> None:
+        """Fool each member alone."""
+        for i in problem.ensemble.order:
+            for attack in effort.members:
+                loss = _loss_for(attack.loss, problem.classes)
+                standing = (~best.ever_wrong[i]).nonzero()[:, 0]
+                _run(replace(attack, member=i, seed=self.seed + attack.seed, loss=loss), problem, best, standing)
+
+    def _apart(self, effort: Effort, problem: Problem, best: Best) -> Iterator[Stage]:
+        """Where a member is a vote: fool each of those whose votes it counts alone, then as many as lose the vote."""
         parts = {i: apart for i in problem.ensemble.order if (apart := problem.apart(i)) is not None}
         for i, apart in parts.items():
-            climb = replace(PRESETS[self.preset].climb, seed=self.seed, rounds=0)
             standing = (~best.ever_wrong[i]).nonzero()[:, 0]
-            if len(standing):
-                best.consider(problem, climb.perturb(apart.take(standing)), standing)
+            if not len(standing):
+                continue
+            voters = apart.take(standing)
+            fooled = Best.clean(voters)
+            self._alone(effort, voters, fooled)
+            for x_adv in replace(effort.climb, seed=self.seed).against_vote(voters, fooled):
+                best.consider(problem, x_adv, standing)
         if parts:
             yield Stage("members_apart", best.x_adv.clone())
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recarc.attacks.nearest_plane import Linearised, by_autograd
-from recarc.ensemble import Combined, Member, RandomizedEnsemble
+from recarc.ensemble import Divisible, Member, RandomizedEnsemble
 from recarc.runtime import COARSE, PRECISIONS, kernel_settings, out_of_memory
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Passes:
     backward: int = 0
 
 
-class TiledMember(nn.Module):
+class TiledMember(Divisible):
     """The same member, fed batches of exactly `tile` samples (the last one padded).
 
     Matrix products and convolutions choose their kernel, and with it the order of their sums, by batch size. With one
@@ -47,11 +47,13 @@ class TiledMember(nn.Module):
     def __deepcopy__(self, memo: dict[int, object]) -> TiledMember:
         return TiledMember(copy.deepcopy(self.member, memo), self.tile, self.passes, self.dtype)
 
-    @property
-    def combines(self) -> tuple[TiledMember, ...]:
-        """The members that this one asks; none if it is one network."""
-        own = getattr(self.member, "combines", ()) if self.tile is None or isinstance(self.member, Combined) else ()
-        return tuple(TiledMember(member, self.tile, self.passes, self.dtype) for member in own)
+    def voters(self) -> tuple[TiledMember, ...]:
+        from recarc.fast import FastMember
+
+        own = self.member.voters() if isinstance(self.member, Divisible) else ()
+        tile = self.member.settings.tile if isinstance(self.member, FastMember) else self.tile
+        tiles = [self.tile if isinstance(voter, FastMember) else tile for voter in own]  # copies do their own tiling
+        return tuple(TiledMember(v, t, self.passes, self.dtype) for v, t in zip(own, tiles))
 
     def forward(self, x: Tensor) -> Tensor:
         count = len(x)
@@ -155,7 +157,8 @@ def accelerated(ensemble: RandomizedEnsemble) -> list[FastMember]:
     from recarc.fast import FastMember
 
     own = [m.member for m in ensemble.members if isinstance(m, TiledMember) and isinstance(m.member, FastMember)]
-    return [part for member in own for part in (member, *member.combines)]
+    copies = [part for member in own for part in (member, *member.voters())]
+    return [copy for copy in copies if isinstance(copy, FastMember)]
 
 
 def any_accelerated(ensemble: RandomizedEnsemble) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recarc.ensemble import Combined, Member, RandomizedEnsemble, as_ensemble
+from recarc.ensemble import Divisible, Member, RandomizedEnsemble, as_ensemble
 from recarc.errors import InputError, first_line
 from recarc.fast.choice import FIXED, Way, fastest_way
 from recarc.fast.convert import folded_copy, in_search_precision, is_fully_fused, is_fused, is_traceable
@@ -65,10 +65,12 @@ def accelerate(
     device = ensemble.device_of_members() or torch.device("cpu")
     check_precision(precision, device, ("float32", *COARSE))
     settings = FastSettings(precision, compile, graphs if device.type == "cuda" else False, tile, one_size)
-    members = [
-        FastMember(m, settings) if isinstance(m, nn.Module) and can_be_copied(m) else m for m in ensemble.members
-    ]
-    return ensemble.with_members(members)
+    return ensemble.with_members([fast_copy(member, settings) for member in ensemble.members])
+
+
+def fast_copy(member: Member, settings: FastSettings) -> Member:
+    """The member itself where it cannot be copied."""
+    return FastMember(member, settings) if isinstance(member, nn.Module) and can_be_copied(member) else member
 
 
 @dataclass
@@ -78,7 +80,7 @@ class Count:
     value: int = 0
 
 
-class FastMember(nn.Module):
+class FastMember(Divisible):
     """One member with its batch norms folded; logits and input gradients in the dtype of the input.
 
     Gradients flow to the input only, and may be taken several times.
@@ -88,8 +90,7 @@ class FastMember(nn.Module):
         super().__init__()
         self.settings = settings
         self.folded = folded_copy(member)
-        parts = member.combines if isinstance(member, Combined) else ()
-        self.combines = tuple(FastMember(part, settings) for part in parts if isinstance(part, nn.Module))
+        self.copies = tuple(fast_copy(v, settings) for v in member.voters()) if isinstance(member, Divisible) else ()
         own = next((p.dtype for p in self.folded.parameters() if p.is_floating_point()), None)
         self.dtype = own if settings.precision == "float32" else torch.float32
         if self.dtype != own:
@@ -106,6 +107,9 @@ class FastMember(nn.Module):
         free = self.may_capture and not (settings.one_size or settings.compile)
         self.unchosen = free and settings.precision == "float32"
         self.unchecked = is_fused(self.search_net) or settings.precision == "float16" or not self.traceable
+
+    def voters(self) -> tuple[Member, ...]:
+        return self.copies
 
     def _run_with(self, net: nn.Module, precision: str, way: Way = FIXED) -> None:
         """Search with this network; predict with it too, unless its precision is too coarse for predictions."""
