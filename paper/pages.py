@@ -93,14 +93,14 @@ What we aim for on an H200, as ratios to the baseline at its better batch size, 
 more images stay to the end on a better one |
 | ARC, WRN-28-10, ResNet-50, ViT-S | 6 x each | WRN 9.7 x / 9.1 x, ResNet-50 4.7 x / 4.5 x, ViT-S 8.0 x / 6.6 x | \
 with `planes=4`, as for ResNet-50 and ViT-S, none is left out; ResNet-50 makes 16,000 passes a second |
-| any row, like beside like | 1 x | 1.01 x: AdaptivePGD in float32, first call; 1.05 x later | no tensor cores, and \
-all samples stay to the end |
+| any row, like beside like | 1 x | 1.01 x: AdaptivePGD in float32, first call; 1.05 x later; on two CPU cores 0.97 x \
+and 1.0 x | no tensor cores, and all samples stay to the end |
 | a first call over later ones | 4 s | 2.3 s at most, but 8.6 s in pure float32 on ResNet-18 | the first process on \
 a machine tries four ways out and keeps the fastest |
 | the whole of `recarc evaluate zoo:bat-resnet20-linf`, 10,000 images, a second process | 8 s | 12.8 s; the \
 first on a machine 23.9 s | below |
 | the same with two ResNet-18s (the pair of Table 1) | 45 s | 33.1 s; the first on a machine 34.6 s | |
-| two CPU cores, ARC linf / l2 | 10 x / 6 x | 21.7 x / 6.9 x; a stranger's ResNet-20 22.7 x / 6.4 x (64 images) | |
+| two CPU cores, ARC linf / l2 | 10 x / 6 x | 37.5 x / 15.4 x; a stranger's ResNet-20 32.5 x / 16.4 x (64 images) | |
 | peak memory over one forward and backward pass | 1.5 x | float16 0.4 to 1.2 x, on ViT-S 1.6 x; TF32 0.8 to 1.1 x; \
 float32 1.1 x, on 1,000 images of ResNet-18 2.6 x | captured tiles of several sizes each keep their own activations |
 
