@@ -298,6 +298,9 @@ def test_an_ensemble_without_a_name_is_told_apart_by_its_members(report: Report)
     assert replace(report.main, environment={"command": "recarc sweep zoo:x --over eps"}).ensemble == "zoo:x"
     assert replace(report.main, environment={"command": "recarc evaluate --eps 1 rec"}).ensemble == facts["ensemble"]
     assert replace(report.main, environment={"command": "recarc demo --quiet"}).ensemble == "of the demo"
+    for option, words in (("--average", "zoo:x, averaged"), ("--vote", "zoo:x, majority vote"), ("--voted", "zoo:x")):
+        made = replace(report.main, environment={"command": f"recarc evaluate zoo:x --eps 1 {option}"})
+        assert (made.ensemble, made.subject) == ("zoo:x", words)
 
 
 @pytest.mark.parametrize(("more", "clear"), [(60, True), (2, False)])

@@ -186,7 +186,7 @@ def compare(runs: Mapping[str, Given] | Sequence[Given], reference: str | None =
 
 def _names(runs: list[Run]) -> dict[str, Run]:
     """Each run by its ensemble, and by its folder too where that alone is ambiguous."""
-    ensembles = [run.ensemble for run in runs]
+    ensembles = [run.subject for run in runs]
     return numbered((e if ensembles.count(e) == 1 else f"{e}, {run.name}", run) for e, run in zip(ensembles, runs))
 
 

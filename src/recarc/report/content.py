@@ -143,7 +143,7 @@ class Report:
     def facts(self) -> list[tuple[str, str]]:
         """What was evaluated, in five phrases."""
         return [
-            ("ensemble", self.main.ensemble),
+            ("ensemble", self.main.subject),
             ("data", self.main.data_text),
             ("ball", self.main.ball_text),
             ("members", str(len(self.main.alpha))),

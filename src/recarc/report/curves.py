@@ -84,8 +84,8 @@ def _side_by_side(found: Sequence[Curve]) -> list[Curve]:
         ball = {key: value for key, value in first.ball.items() if not (curve.axis == "eps" and key == "eps")}
         groups.setdefault(canonical([curve.axis, ball, first.data]), []).append(curve)
     drawn = []
-    for group in (group for group in groups.values() if len({curve.runs[0].ensemble for curve in group}) > 1):
-        series = numbered((curve.runs[0].ensemble, _strongest(curve)) for curve in group)
+    for group in (group for group in groups.values() if len({curve.runs[0].subject for curve in group}) > 1):
+        series = numbered((curve.runs[0].subject, _strongest(curve)) for curve in group)
         coloured = [
             Series(f"{name}, {one.name}", one.points, one.constant, PALETTE[k % len(PALETTE)])
             for k, (name, one) in enumerate(series.items())
@@ -203,7 +203,7 @@ def robust_alone(run: Run) -> np.ndarray:
 
 
 def _about(run: Run, axis: str) -> str:
-    parts = [run.ensemble, run.data_text]
+    parts = [run.subject, run.data_text]
     if axis != "eps" and run.eps is not None:
         parts.append(run.ball_text)
     if axis not in ("alpha", "size"):

@@ -27,7 +27,7 @@ STAGE_LABELS = {
     "arc": "ARC",
     "members": "AutoPGD on a member",
     "square": "Square on a member",
-    "members_apart": "Climb on the members apart",
+    "members_apart": "Members of a vote",
     "corrected_arc": "ARC, corrected",
     "lattice_climber": "Lattice climber",
     "climb": "Climb",
@@ -125,6 +125,14 @@ class Run:
         return f"unnamed ({fingerprint(self.configuration.get('members'))[:8]})"
 
     @property
+    def subject(self) -> str:
+        """What was attacked, in words: the ensemble, or the one classifier that was made of it."""
+        made = re.search(r" --(average|vote)(?= |$)", self.command)
+        if made is None or self.given:
+            return self.ensemble
+        return f"{self.ensemble}, {'averaged' if made[1] == 'average' else 'majority vote'}"
+
+    @property
     def data_text(self) -> str:
         split = f" {self.data['split']}" if self.data.get("split") else ""
         return f"{self.data.get('name', 'unknown')}{split}, {len(self.evaluation):,} samples"
@@ -141,7 +149,7 @@ class Run:
         """What keeps this run from being compared with another, and what it is here."""
         parts = {
             "data": f"other data ({self.data_text})",
-            "members": f"another ensemble ({self.ensemble})",
+            "members": f"another ensemble ({self.subject})",
             "ball": f"another ball ({self.ball_text})",
             "alpha": f"another alpha ({self.alpha_text})",
         }
