@@ -128,8 +128,10 @@ def from_parquet(data: bytes) -> Records:
     import pyarrow.parquet as pq
 
     try:
-        check_pages(data, pq.read_metadata(io.BytesIO(data)))
-        table = pq.ParquetFile(io.BytesIO(data)).read()  # `read_table` imports pandas, if it is installed
+        check_pages(data, pq.read_metadata(pa.BufferReader(data)))
+        # Threads of pyarrow that hold something of Python's may abort a process that is ending; so none does. And not
+        # `read_table`, which would import pandas, if it is installed.
+        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
         layout = json.loads(table.schema.metadata[b"recarc"])
         members, components, n = int(layout["members"]), int(layout["components"]), table.num_rows
 
