@@ -40,12 +40,8 @@ class Row:
     most: float  # the most that any alpha could gain over the best member, as far as these attacks reach
     vote: float | None = None  # what the majority vote of the members keeps under an attack of its own
     average: float | None = None  # what their averaged probabilities keep under an attack of their own
-    joint: float | None = (
-        None  # P(R), where two members are drawn: each can be fooled, but not both by one perturbation
-    )
-    alone: list[float] = field(
-        default_factory=list
-    )  # what each member that is drawn keeps alone, under the same attacks
+    joint: float | None = None  # P(R), where two are drawn: each can be fooled, but not both by one perturbation
+    alone: list[float] = field(default_factory=list)  # what each drawn member keeps alone, under the same attacks
     cross: list[list[float]] = field(default_factory=list)  # what member i keeps at PGD's points for member j
     curve: list[list[float]] = field(default_factory=list)  # see `curve_over_alpha`
     most_ends: list[float] = field(default_factory=list)  # 95 % interval of `most`; none in a row of older date

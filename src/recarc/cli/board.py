@@ -36,7 +36,7 @@ def add(
 ) -> None:
     """Check an ensemble and its run, and add its row to the board; or say in one line why not.
 
-    A run of `recarc evaluate --average` or `--vote` belongs to the rows of the same members, and is added to these.
+    A run of `recarc evaluate --average` or `--vote` belongs to the rows of the same members, and is added to them.
 
     The weights must be those of the run. Saved inputs (`--save-inputs`) are judged again in float32, and samples drawn
     now are attacked again.
