@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,6 +30,7 @@ from recarc.training.optimizer import SGD, Adam, Average
 from recarc.training.recipes import Recipe
 from recarc.training.shadow_models import ShadowModels, foldable, frozen_copy
 from recarc.training.speed_options import Execution, fit_to_method
+from recarc.training.streams import side_by_side
 
 CPU = torch.device("cpu")
 FOLDED_AND_FUSED = SpeedOptions(bf16=True, fold=True, fuse=True)
@@ -306,6 +309,30 @@ def test_every_step_that_can_be_captured_is(method: str) -> None:
     members = max(2, method_named(method).min_members)
     small(method, epochs=0.2, members=members, arch_options=options, device="cuda", say=lines.append)
     assert "cuda_graph" in lines[0] and not any("is off" in line for line in lines), lines
+
+
+@needs_gpu
+@pytest.mark.parametrize("method", ["gal", "trs"])
+def test_members_on_streams_of_their_own_train_as_one_after_the_other(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_turn(jobs: Sequence[Callable[[], Any]], device: torch.device) -> list[Any]:
+        return [job() for job in jobs]
+
+    settings: dict[str, Any] = {"epochs": 0.5, "members": 3, "arch_options": {"width": 8, "batch_norm": True}}
+    settings |= {"device": "cuda", "speed": SpeedOptions(bf16=False)}
+    beside = small(method, **settings)
+    monkeypatch.setattr(f"recarc.training.methods.{method}.side_by_side", in_turn)
+    monkeypatch.setattr("recarc.training.methods.gal.side_by_side", in_turn)
+    plain = small(method, **settings)
+    for one, two in zip(plain.members, beside.members):
+        a, b = (parameters_to_vector(m.parameters()).detach() for m in (one, two))  # type: ignore[union-attr]
+        assert float((a - b).norm() / a.norm()) < 0.02
+
+
+def test_side_by_side_keeps_the_order() -> None:
+    assert side_by_side([partial(torch.full, (1,), float(i)) for i in range(3)], CPU) == [0.0, 1.0, 2.0]
+    assert side_by_side([], CPU) == []
 
 
 @needs_gpu

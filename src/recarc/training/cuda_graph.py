@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from recarc.errors import first_line
 from recarc.training.speed_options import Execution
 from recarc.training.stage_trainer import StageTrainer
+from recarc.training.streams import side_by_side
 
 WARMUP = 3  # steps before capture: libraries choose their algorithms and allocate their workspaces
 AGREEMENT = 0.1  # relative difference in the loss and in the movement of the weights that rounding may cause
@@ -40,14 +42,13 @@ def _eager_step(trainers: Sequence[StageTrainer]) -> None:
 
 def _captured(trainers: Sequence[StageTrainer], execution: Execution, draw_inside: bool) -> Callable[[], None]:
     graph, original = torch.cuda.CUDAGraph(), torch.cuda.current_stream(execution.device)
-    streams = [torch.cuda.Stream(execution.device) for _ in trainers]
     snapshot = Snapshot(trainers)
     try:
         main = torch.cuda.Stream(execution.device)
         main.wait_stream(original)
         with torch.cuda.stream(main):
             for _ in range(WARMUP):
-                _step_on_streams(trainers, streams, draw=True)
+                _step_on_streams(trainers, draw=True)
         original.wait_stream(main)
         torch.cuda.synchronize(execution.device)
         snapshot.restore()
@@ -55,7 +56,7 @@ def _captured(trainers: Sequence[StageTrainer], execution: Execution, draw_insid
             for trainer in trainers:
                 graph.register_generator_state(trainer.generator)
         with torch.cuda.graph(graph, stream=main):
-            _step_on_streams(trainers, streams, draw=draw_inside)
+            _step_on_streams(trainers, draw=draw_inside)
         torch.cuda.synchronize(execution.device)
 
         def replay() -> None:
@@ -65,6 +66,7 @@ def _captured(trainers: Sequence[StageTrainer], execution: Execution, draw_insid
             graph.replay()
 
         _check(trainers, snapshot, replay)
+        torch.cuda.empty_cache()  # what eager steps and the choice of algorithms took; others may share the GPU
     except Exception:
         torch.cuda.set_stream(original)  # a failed capture leaves its own stream in place
         for trainer in trainers:  # a generator registered with a failed capture would refuse to draw
@@ -76,17 +78,15 @@ def _captured(trainers: Sequence[StageTrainer], execution: Execution, draw_insid
     return replay
 
 
-def _step_on_streams(trainers: Sequence[StageTrainer], streams: Sequence[torch.cuda.Stream], draw: bool) -> None:
+def _step_on_streams(trainers: Sequence[StageTrainer], draw: bool) -> None:
     """Step every trainer on its own stream, so that small kernels of different members share the GPU."""
-    main = torch.cuda.current_stream()
-    for trainer, stream in zip(trainers, streams):
-        stream.wait_stream(main)
-        with torch.cuda.stream(stream):
-            if draw:
-                trainer.draw()
-            trainer.step()
-    for stream in streams:
-        main.wait_stream(stream)
+
+    def step(trainer: StageTrainer) -> None:
+        if draw:
+            trainer.draw()
+        trainer.step()
+
+    side_by_side([partial(step, trainer) for trainer in trainers], trainers[0].execution.device)
 
 
 def _check(trainers: Sequence[StageTrainer], snapshot: Snapshot, replay: Callable[[], None]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recarc.losses import cross_entropy
 from recarc.training.method import LossTerms, Method, StepContext
 from recarc.training.recipes import Recipe, for_diversity
 from recarc.training.second_order import inputs_only, second_order
+from recarc.training.streams import side_by_side
 
 COHERENCE = 0.5
 
@@ -35,11 +38,16 @@ class GAL(Method):
 def logits_and_gradients(context: StepContext, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """(M, B, C) logits and (M, B, D) gradients of each member's cross-entropy in x; both differentiable in weights."""
     x = x.detach().requires_grad_()
-    with second_order():
-        outputs = [member(x).float() for member in context.trained]
-    with inputs_only():  # member by member: the backward pass of a stacked output would visit every member
-        gradients = [torch.autograd.grad(cross_entropy(z, y).sum(), x, create_graph=True)[0] for z in outputs]
-    return torch.stack(outputs), torch.stack([g.float().flatten(1) for g in gradients])
+
+    def one(member: nn.Module) -> tuple[Tensor, Tensor]:
+        with second_order():
+            z = member(x).float()
+        with inputs_only():
+            (gradient,) = torch.autograd.grad(cross_entropy(z, y).sum(), x, create_graph=True)
+        return z, gradient.float().flatten(1)
+
+    outputs, gradients = zip(*side_by_side([partial(one, member) for member in context.trained], x.device))
+    return torch.stack(outputs), torch.stack(gradients)
 
 
 def pairwise_cosines(gradients: Tensor) -> Tensor:

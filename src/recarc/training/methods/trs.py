@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recarc.geometry import Ball
 from recarc.losses import cross_entropy
@@ -14,6 +15,7 @@ from recarc.training.methods.gal import logits_and_gradients, pairwise_cosines
 from recarc.training.recipes import Recipe
 from recarc.training.second_order import second_order
 from recarc.training.shadow_models import without_weight_gradients
+from recarc.training.streams import side_by_side
 
 WEIGHT, COSINE = 5.0, 2.0
 # Paper: 2 times twice the squared norm of the gradient of the mean loss over 128 images. Here: of one image's loss.
@@ -73,13 +75,15 @@ class TRS(Method):
 
 def gradient_of_gradient_norm(context: StepContext, x: Tensor, y: Tensor) -> Tensor:
     """The gradient in x of sum_i ||grad_x l_i(x)||^2, over the members as the attack sees them."""
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        total = x.new_zeros(())
-        for member in context.victims:
+
+    def one(member: nn.Module) -> Tensor:
+        with torch.enable_grad():
+            u = x.detach().requires_grad_()
             with second_order():
-                loss = cross_entropy(member(x), y).sum()
-            (g,) = torch.autograd.grad(loss, x, create_graph=True)
-            total = total + g.float().square().sum()
-        (gradient,) = torch.autograd.grad(total, x)
-    return gradient.float().nan_to_num(nan=0.0)
+                loss = cross_entropy(member(u), y).sum()
+            (g,) = torch.autograd.grad(loss, u, create_graph=True)
+            (gradient,) = torch.autograd.grad(g.float().square().sum(), u)
+        return gradient.float()
+
+    gradients = side_by_side([partial(one, member) for member in context.victims], x.device)
+    return torch.stack(gradients).sum(0).nan_to_num(nan=0.0)
