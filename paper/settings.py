@@ -102,6 +102,7 @@ def bat(data: str, norm: str, arch: str | None = None) -> EnsembleRecipe:
 
 
 AT_HAND = ("cifar10",)  # what rows can be measured on; docs/full_size.md is for those who have the other sets
-DVERGE, ADP, TRS = (EnsembleRecipe(method, "cifar10", "resnet20", members=3) for method in ("dverge", "adp", "trs"))
+DVERGE = EnsembleRecipe("dverge", "cifar10", "resnet20", members=3)
+ADP, TRS = (EnsembleRecipe(method, "cifar10", "resnet20", "linf", LINF, members=3) for method in ("adp", "trs"))
 IAT = EnsembleRecipe("iat", "cifar10", "resnet20", "l2", L2, members=8)
 EFFICIENTNETS = EnsembleRecipe("package", "imagenet", "efficientnet-lite", members=3, package=True)
