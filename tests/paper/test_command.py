@@ -97,7 +97,7 @@ def test_shortened_training_is_recorded(data_dir: Path, tmp_path: Path, capsys: 
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["recipe"] == "fast, 2 epochs, toy" and row["precision"] == "tf32"
     assert "--limit 4 --epochs 2 --device cpu --precision tf32" in row["command"]
-    assert (tmp_path / "ensembles" / "adp-cifar10-cnn-fast-2-epochs" / "ensemble.json").exists()
+    assert (tmp_path / "ensembles" / "adp-cifar10-cnn-linf-fast-2-epochs" / "ensemble.json").exists()
 
 
 def test_an_attack_that_ignores_alpha_runs_once(toy_setup: Setup, tmp_path: Path) -> None:
