@@ -212,8 +212,38 @@ def test_the_members_of_a_vote_are_led_to_a_common_class() -> None:
     assert voters.ensemble.predictions(points_of_climb)[:, 0].tolist() == [1, 2, 0]
     assert problem.ensemble.predictions(points_of_climb).tolist() == [[0]], "two fooled members, and nothing lost"
     assert len(rounds) == 2 and all(problem.ensemble.predictions(x)[0, 0] != 0 for x in rounds)
-    best.ever_wrong[1] = False
-    assert len(list(Climb(rounds=2).against_vote(voters, best))) == 1, "one fooled member of three is too few"
+
+
+@pytest.mark.parametrize("preset", ["quick", "standard"])
+def test_a_vote_is_lost_by_way_of_its_members(preset: str) -> None:
+    problem = three_voters()
+    x_adv = Tight(preset, steps=1, challenge=0.0).run_on(problem)
+    assert problem.ensemble.predictions(x_adv)[0, 0] != 0
+
+
+class Counted(Planes):
+    """Counts the points that it is asked about."""
+
+    asked = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.asked += len(x)
+        return super().__call__(x)
+
+
+def test_a_vote_that_too_few_members_can_lose_is_left_alone() -> None:
+    """Two of three withstand: the third is not attacked, nor the vote any further, unless its gradients mislead."""
+    members = [Counted(9.0, 9.0), Counted(9.0, 9.0), Counted(0.55, 0.65)]
+    problem = replace(three_voters(), ensemble=RandomizedEnsemble(members).voted())
+    tight, asked = Tight("quick", steps=1, challenge=0.0), {}
+    for name, masked in {"usual": None, "masked": ((0, "gradients_disagree"),)}.items():
+        for member in members:
+            member.asked = 0
+        outcome = replace(tight, masked=masked).outcome(problem)
+        assert problem.ensemble.predictions(outcome.mixture[0][1])[0, 0] == 0
+        asked[name] = [member.asked for member in members]
+    assert asked["usual"][0] == asked["usual"][1] > asked["usual"][2]
+    assert asked["masked"][0] > 10 * asked["usual"][0]
 
 
 def test_only_votes_are_attacked_through_their_members() -> None:

@@ -292,21 +292,18 @@ class Climb(Attack):
         return [found.take(own) for own in torch.arange(len(copies), device=x.device).chunk(self.rounds)]
 
     def against_vote(self, voters: Problem, best: Best) -> Iterator[Tensor]:
-        """Points that may fool the vote of these members, of all samples each; `best` knows who was fooled alone.
+        """Points that may fool the vote of these members; `best` knows who was fooled alone: at least half of them.
 
         First the climb, as if one of them were drawn: often it fools them all. Two that it fools to different classes
         may leave the vote as it was, so then come rounds in which sets of members just large enough for a majority
-        are led to a common class, on the samples where so many were fooled alone.
+        are led to a common class.
         """
         self.improve(voters, best, hopeless=~best.ever_wrong)
         yield best.x_adv
-        count = len(voters.ensemble)
-        foolable = best.ever_wrong.sum(0)
-        index = (2 * foolable >= count).nonzero()[:, 0]
-        if not len(index) or not self.rounds:
+        if not self.rounds:
             return
-        part = Best.clean(voters.take(index))
-        enough = foolable[index].clamp(max=count // 2 + 1)
+        part, count = Best.clean(voters), len(voters.ensemble)
+        enough = best.ever_wrong.sum(0).clamp(max=count // 2 + 1)
         part.v, part.wrong = rounded((count + 1 - enough).double() / count), torch.zeros_like(part.wrong)
-        for found in self.search_in_rounds(voters.take(index), part, ~best.ever_wrong[:, index], VoteSearch):
-            yield voters.x.index_copy(0, index, found.x_adv)
+        for found in self.search_in_rounds(voters, part, ~best.ever_wrong, VoteSearch):
+            yield found.x_adv

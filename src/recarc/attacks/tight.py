@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,6 +90,7 @@ PRESETS = {
 class Tight(Attack):
     """AdaptivePGD, ARC -> AutoPGD, Square on each member -> corrected ARC, lattice climber, Climb -> challenge.
 
+    A vote is attacked through its members first, and left alone where too few of them fell to lose it.
     A sample leaves as soon as it is at its floor: the alpha of the members that nothing fooled, not even alone. At the
     end a random few of the pairs that make the floor are challenged (`recarc.attacks.challenge`; not in quick).
     Its outcome shows AdaptivePGD and ARC by themselves, then the best so far after each later stage; each round of
@@ -153,9 +154,10 @@ class Tight(Attack):
             best.consider(problem, x_adv)
             yield Stage(name, x_adv, alone=True)
 
-        whole = problem
+        safe = yield from self._apart(effort, problem, best)
         problem, blind = unmasked(problem, self.masked or ()), misleading(self.masked or ())
-        self._alone(effort, problem, best)
+        for i in problem.ensemble.order:
+            self._alone(effort, problem, best, i, ~safe[i])
         yield Stage("members", best.x_adv.clone())
 
         if effort.queries or blind:
@@ -163,13 +165,12 @@ class Tight(Attack):
             usual = [Square(queries=effort.queries, seed=self.seed)] if effort.queries else []
             for i in problem.ensemble.order:
                 for search in fresh if i in blind else usual:
-                    standing = (~best.ever_wrong[i]).nonzero()[:, 0]
+                    standing = (~best.ever_wrong[i] & ~safe[i]).nonzero()[:, 0]
                     _run(replace(search, member=i), problem, best, standing)
             for search in fresh if blind else ():
                 _run(search, problem, best, _above_floor(problem.ensemble, best))
             yield Stage("square", best.x_adv.clone())
 
-        yield from self._apart(effort, whole, best)
         planes = min(effort.planes, problem.classes - 1)
         corrected = ARC(steps=effort.corrected_steps, planes=planes, variant="corrected")
         _run(corrected, problem, best, _above_floor(problem.ensemble, best))
@@ -183,28 +184,41 @@ class Tight(Attack):
         if effort.climb.rounds:
             yield from self._rounds(problem, best)
 
-    def _alone(self, effort: Effort, problem: Problem, best: Best) -> None:
-        """Fool each member alone."""
-        for i in problem.ensemble.order:
-            for attack in effort.members:
-                loss = _loss_for(attack.loss, problem.classes)
-                standing = (~best.ever_wrong[i]).nonzero()[:, 0]
-                _run(replace(attack, member=i, seed=self.seed + attack.seed, loss=loss), problem, best, standing)
+    def _alone(self, effort: Effort, problem: Problem, best: Best, i: int, among: Tensor) -> None:
+        """Fool member i alone, on the samples `among` (B,)."""
+        for attack in effort.members:
+            loss = _loss_for(attack.loss, problem.classes)
+            standing = (among & ~best.ever_wrong[i]).nonzero()[:, 0]
+            _run(replace(attack, member=i, seed=self.seed + attack.seed, loss=loss), problem, best, standing)
 
-    def _apart(self, effort: Effort, problem: Problem, best: Best) -> Iterator[Stage]:
-        """Where a member is a vote: fool each of those whose votes it counts alone, then as many as lose the vote."""
-        parts = {i: apart for i in problem.ensemble.order if (apart := problem.apart(i)) is not None}
-        for i, apart in parts.items():
+    def _apart(self, effort: Effort, problem: Problem, best: Best) -> Generator[Stage, None, Tensor]:
+        """Where a member is a vote: fool each of its voters alone, then as many together as lose the vote.
+
+        Returns (M, B) the votes that are safe as far as this can tell: too few of their voters fell, and no signal says
+        that gradients mislead. What follows leaves them alone, up to the challenge.
+        """
+        safe = torch.zeros_like(best.wrong)
+        votes = {i: apart for i in problem.ensemble.order if (apart := problem.apart(i)) is not None}
+        climb = replace(effort.climb, seed=self.seed, rounds=max(effort.climb.rounds, 1))
+        for i, apart in votes.items():
             standing = (~best.ever_wrong[i]).nonzero()[:, 0]
             if not len(standing):
                 continue
-            voters = apart.take(standing)
-            fooled = Best.clean(voters)
-            self._alone(effort, voters, fooled)
-            for x_adv in replace(effort.climb, seed=self.seed).against_vote(voters, fooled):
-                best.consider(problem, x_adv, standing)
-        if parts:
+            voters, count = apart.take(standing), len(apart.ensemble)
+            fooled = Best.clean(voters, witnesses=True)
+            for j in range(count):
+                withstood = (~fooled.ever_wrong[:j]).sum(0)
+                self._alone(effort, voters, fooled, j, 2 * withstood <= count)  # else the vote is safe already
+            enough = 2 * fooled.ever_wrong.sum(0) >= count
+            safe[i, standing] = ~enough & (i not in dict(self.masked or ()))
+            index = enough.nonzero()[:, 0]
+            if len(index):
+                assert fooled.witnesses is not None
+                for x_adv in (*fooled.witnesses[:, index], *climb.against_vote(voters.take(index), fooled.take(index))):
+                    best.consider(problem, x_adv, standing[index])
+        if votes:
             yield Stage("members_apart", best.x_adv.clone())
+        return safe
 
     def _rounds(self, problem: Problem, best: Best) -> Iterator[Stage]:
         """What each round of Climb makes of the best points so far, all from the same ones; then the best of all."""
