@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -34,6 +35,57 @@ def test_derivatives_up_to_the_second_are_right(conv: nn.Conv2d) -> None:
     assert torch.allclose(run(x, conv.weight), conv(x), rtol=1e-12)
     assert torch.autograd.gradcheck(run, (x, conv.weight))
     assert torch.autograd.gradgradcheck(run, (x, conv.weight))
+
+
+@pytest.mark.parametrize("scale", [0.3, 30.0])
+def test_second_derivatives_of_batch_norm_are_right(scale: float) -> None:
+    x = (scale * torch.rand(3, 4, 2, 5, dtype=torch.float64) + 7).requires_grad_()
+    gamma, beta = torch.rand(2, 4, dtype=torch.float64, requires_grad=True).unbind()
+    t = torch.rand(3, 4, 2, 5, dtype=torch.float64)
+
+    def gradient_in_x(x: Tensor, gamma: Tensor, beta: Tensor, cheap: bool) -> Tensor:
+        with second_order() if cheap else nullcontext():
+            y = F.batch_norm(x, None, None, gamma, beta, training=True)
+        return torch.autograd.grad((t * y.tanh()).sum(), x, create_graph=True)[0]
+
+    assert torch.autograd.gradcheck(partial(gradient_in_x, cheap=True), (x, gamma, beta))
+    assert torch.allclose(*(gradient_in_x(x, gamma, beta, cheap) for cheap in (False, True)), rtol=1e-9)
+
+
+def test_batch_norm_keeps_its_running_statistics_and_its_memory_format() -> None:
+    torch.manual_seed(0)
+    plain, cheap = (nn.BatchNorm2d(4, momentum=0.3).train() for _ in range(2))
+    x = torch.rand(2, 4, 3, 3).to(memory_format=torch.channels_last).requires_grad_()
+    expected = plain(x)
+    with second_order():
+        actual = cheap(x)
+    assert torch.allclose(actual, expected) and actual.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(cheap.running_mean, plain.running_mean) and torch.equal(cheap.running_var, plain.running_var)
+    (g,) = torch.autograd.grad(actual.square().sum(), x, create_graph=True)
+    (gg,) = torch.autograd.grad(g.square().sum(), x)
+    assert g.is_contiguous(memory_format=torch.channels_last) and gg.is_contiguous(memory_format=torch.channels_last)
+    plain.eval(), cheap.eval()
+    with second_order():
+        assert torch.equal(cheap(x), plain(x))
+
+
+def test_second_derivatives_of_relu_are_right() -> None:
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+
+    def run(x: Tensor) -> Tensor:
+        with second_order():
+            return F.relu(x) * x
+
+    assert torch.autograd.gradcheck(run, (x,)) and torch.autograd.gradgradcheck(run, (x,))
+
+
+def test_what_a_batch_norm_cannot_differentiate_twice_is_said() -> None:
+    x, norm = torch.rand(2, 4, 3, 3), nn.BatchNorm2d(4).train()
+    with second_order():
+        y = norm(x)
+    (g,) = torch.autograd.grad(y.square().sum(), norm.weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        torch.autograd.grad(g.square().sum(), norm.weight)
 
 
 def penalised(net: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
