@@ -15,7 +15,7 @@ from paper.results import ItemResult, RowResult
 from paper.runner import run
 from paper.scale import FULL
 from paper.schedule import BLOCK, Job, blocks, length
-from paper.settings import AT_HAND, DVERGE, IAT
+from paper.settings import ADP, AT_HAND, DVERGE, IAT, TRS
 from paper.setup import HERE
 from recarc.cli.output import print_entry, print_json
 from recarc.data.catalog import CATALOG
@@ -24,9 +24,11 @@ from recarc.errors import InputError
 PATH = HERE / "queue.json"
 START = 20  # seconds until a command has read its data and prepared its networks
 BY_HAND = ("head-to-head", "autoattack")  # on fewer images on purpose; what is open of them stands in queue.json
-GIVEN = {  # the public ensemble, converted by `recarc import`, and eight members that were trained for 60 epochs
+GIVEN = {  # the public ensemble, converted by `recarc import`, and members of the board
     DVERGE.name: "dverge",
     IAT.name: "paper/ensembles/iat8-cifar10-resnet20-l2-fast",
+    ADP.name: "paper/ensembles/adp-cifar10-resnet20-linf-fast",
+    TRS.name: "paper/ensembles/trs-cifar10-resnet20-linf-fast",
 }
 BEGIN = "python -m paper --queue --block {} --run reproduce/logs"
 SHORT = 60  # seconds; a job that trains for less, on small networks, runs beside others like one that does not
