@@ -244,6 +244,28 @@ def test_trs_finds_points_with_larger_gradients(context: StepContext, batch: tup
         return sum(float(sample_gradient(m, points[b], y[b]).norm()) for m in context.trained for b in range(BATCH))
 
     assert norms(x_adv) > norms(x)
+    assert torch.equal(x_adv[: BATCH // 2], x[: BATCH // 2])
+    assert bool((x_adv[BATCH // 2 :] != x[BATCH // 2 :]).flatten(1).any(1).all())
+
+
+def test_trs_counts_clean_images_alone_in_running_statistics(batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+
+    def net() -> torch.nn.Module:
+        torch.manual_seed(0)
+        layers = torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.ReLU(), torch.nn.Flatten()
+        return torch.nn.Sequential(*layers, torch.nn.LazyLinear(10)).train()
+
+    members, expected = [net(), net()], net()
+    both = StepContext(members, members, [], recipe_for("fast", "trs", "digits", "cnn"), None, torch.ones(2) / 2)
+    for context_member in (*members, expected):
+        context_member(x)
+    method_named("trs").loss(both, x, (x + 0.3).clamp(0, 1), y)
+    expected(x)
+    for member in members:
+        for name, buffer in expected.named_buffers():
+            if "running" in name:
+                assert torch.allclose(member.get_buffer(name), buffer, atol=1e-6)
 
 
 def test_dverge(context: StepContext, batch: tuple[Tensor, Tensor]) -> None:

@@ -203,11 +203,20 @@ class _Masked(Function):
 
 
 class second_order(TorchFunctionMode):
-    """Inside, layers are cheap to differentiate twice. Other functions are left alone."""
+    """Inside, layers are cheap to differentiate twice. Other functions are left alone.
+
+    Without `statistics`, batch norm in training normalises as ever, but leaves its running statistics as they are.
+    """
+
+    def __init__(self, statistics: bool = True) -> None:
+        super().__init__()
+        self.statistics = statistics
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func is F.batch_norm:
+            return _normalized(*args, **(kwargs or {}), statistics=self.statistics)
         if func in INSTEAD:
             return INSTEAD[func](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -240,7 +249,11 @@ def _normalized(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    *,
+    statistics: bool,
 ) -> Tensor:
+    if training and not statistics:
+        running_mean = running_var = None
     if not training or weight is None or bias is None or input.dim() != 4:
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     y: Tensor = _Normalized.apply(input, weight, bias, Norm(running_mean, running_var, momentum, eps))
@@ -254,7 +267,6 @@ def _rectified(input: Tensor, inplace: bool = False) -> Tensor:
 
 INSTEAD: dict[Callable[..., Any], Callable[..., Tensor]] = {
     torch.conv2d: _convolved,
-    F.batch_norm: _normalized,
     F.relu: _rectified,
 }
 

@@ -27,8 +27,10 @@ SEARCH_BALL = Ball("linf", 8 / 255)  # if the run has no ball of its own
 class TRS(Method):
     """sum_i CE_i + 5 (2 mean_{i<j} |cos(grad_i, grad_j)| + 2 mean_i 2 ||grad_i(x') / 128||_2^2).
 
-    x' is found near x by a short ascent on the members' squared gradient norms. The weights are those of
-    the authors' published code, which takes gradients of the mean over a batch of 128.
+    In one half of the batch x' is x, in the other it is found near x by a short ascent on the members' squared gradient
+    norms, as in the authors' published code. Of that are the weights, too, for gradients of the mean over a batch of
+    128. Its radius grows while it trains and its x' counts in the running statistics of batch norm. Here neither, as
+    what is deployed is to know clean images.
     """
 
     summary = "orthogonal input gradients of smooth members (Yang et al. 2021)"
@@ -49,19 +51,20 @@ class TRS(Method):
         return replace(adam, epochs=min(base.epochs, 20))
 
     def perturb(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
-        """Points with large gradients; the cross-entropy and the cosines are computed at x itself."""
-        ball = context.ball or SEARCH_BALL
-        delta = torch.zeros_like(x) if context.start_noise is None else random_start(ball, x, context.start_noise)
+        """x', half of it with large gradients; the cross-entropy and the cosines are computed at x itself."""
+        ball, half, noise = context.ball or SEARCH_BALL, len(x) // 2, context.start_noise
+        clean, x, y = x[:half], x[half:], y[half:]
+        delta = torch.zeros_like(x) if noise is None else random_start(ball, x, noise[half:])
         step = 2 * ball.radius(x) / SEARCH_STEPS
         with without_weight_gradients(context.mixture):
             for _ in range(SEARCH_STEPS):
                 g = gradient_of_gradient_norm(context, ball.move(x, delta), y)
                 delta = ball.project(delta + step[:, None, None, None] * ball.norm.steepest(g), x)
-        return ball.move(x, delta)
+        return torch.cat([clean, ball.move(x, delta)])
 
     def loss(self, context: StepContext, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
         logits, gradients = logits_and_gradients(context, x, y)
-        _, far = logits_and_gradients(context, x_adv, y)
+        _, far = logits_and_gradients(context, x_adv, y, statistics=False)
         weight = context.recipe.diversity * WEIGHT
         return {
             "ce": torch.stack([context.loss(row, y) for row in logits]).sum(),
