@@ -11,8 +11,8 @@ ROWS_ALONE, ROWS_BESIDE = 5, 3  # rows without training at once, and beside a tr
 # 19 rows, 1,100 s one after the other, took 250 s eight at a time (queue.json, "rows without training"): each of them
 # slows the others by 12 %. Beside a training rows come second (CUDA_MPS_CLIENT_PRIORITY) and it keeps its speed: 142 s
 # were measured beside three jobs (queue.json, "measure figure7 AC&W") for passes that make 64. That holds for small
-# networks: ResNet-18 took 31 ms per step beside three rows (queue.json, "at, resnet18, linf, 8 epochs"), 14 alone, and
-# TRS 189 for 110, so that nothing runs beside those.
+# networks: ResNet-18 took 31 ms per step beside three rows (queue.json, "at, resnet18, linf, 8 epochs"), 14 alone, so
+# that nothing runs beside large ones.
 SLOWER, BESIDE_TRAINING = 0.12, 0.5
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from recarc.board.scoring import row_of
 from recarc.cli.app import run
 from recarc.data import load
 from recarc.evaluation import Evaluation
+from recarc.evaluation.verdict import Verdict
+from recarc.exact.floors import Floor
 from recarc.report.runs import load_runs
 from recarc.training import methods
 
@@ -108,6 +111,30 @@ def test_a_shorter_run_replaces_no_longer_one(folder: Path, tmp_path: Path) -> N
         add_row(tmp_path / "b.json", replace(row, samples=SAMPLES))
     assert Board.read(tmp_path / "b.json") == board
     assert add_row(tmp_path / "b.json", replace(row, samples=SAMPLES + 1, clean=0.5)).rows[0].clean == 0.5
+
+
+def test_members_of_another_architecture_are_another_kind(folder: Path, tmp_path: Path) -> None:
+    row = row_of(load_runs([folder / "run"])[0], "BAT", provenance={"seed": 3, "trained": {"arch": "mlp"}})
+    why = "BAT, linf, M = 2, alpha 0.7, 0.3, seed 3 is on the board with members of mlp, and these are of cnn; name it"
+    other = replace(row, provenance={"seed": 0, "trained": {"arch": "cnn"}})
+    add_row(tmp_path / "b.json", row)
+    with pytest.raises(InputError, match=re.escape(why)):
+        add_row(tmp_path / "b.json", other)
+    assert len(add_row(tmp_path / "b.json", replace(other, method="BAT, cnn")).rows) == 2
+    rec = load_ensemble(folder / "mine")
+    save_ensemble(rec, tmp_path / "mine", made_by={"method": "bat", "seed": 0, "arch": "cnn"})
+    with pytest.raises(InputError, match=re.escape(why)):  # before anything is attacked again
+        entry.check_entry(folder / "run", replace(DIGITS, rows=(row,)), tmp_path / "mine")
+
+
+def test_a_certificate_that_was_handed_in_is_not_believed(folder: Path) -> None:
+    run = load_runs([folder / "run"])[0]
+    assert run.evaluation.robust_accuracy > 0
+    scores = torch.tensor(run.evaluation.robust_scores)
+    claimed = SimpleNamespace(vacuous=False, floor=lambda alpha: Floor(scores, scores, scores[:2]))
+    believed = replace(run.evaluation, certification=claimed)
+    assert Verdict.of(believed).level == "certified"
+    assert row_of(replace(run, evaluation=believed), "BAT") == row_of(run, "BAT")
 
 
 def test_the_minutes_of_first_members_count() -> None:

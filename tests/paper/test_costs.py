@@ -20,7 +20,7 @@ def test_passes_are_those_of_the_recipes() -> None:
     assert costs.training_passes(reused, "fast") == 50_000 * (110 * 8 + 20 * 7 + 200)
     own = {row.name: row.ensemble for row in ITEMS["paper-recipe"].rows}["resnet20-l2"]
     assert costs.training_passes(own, "fast") == 50_000 * (200 * 8 + 20 * 7 + 200), "it names its recipe itself"
-    assert costs.training_passes(TRS, "paper") == 50_000 * 3 * 120 * 49
+    assert costs.training_passes(TRS, "paper") == 50_000 * 3 * 120 * 21
 
 
 def test_what_the_zoo_has_costs_no_training() -> None:

@@ -58,19 +58,24 @@ class Board:
 
     def with_row(self, new: Row) -> Board:
         """Add or replace a row, which inherits its rivals; norms, then methods, then members, are in order."""
-        self.check_not_shorter(new.name, new.samples)
+        self.check_place(new.kind, new.name, new.samples, new.arch)
         rows = {row.name: row for row in self.rows}
         rows[new.name] = new.inheriting(rows[new.name]) if new.name in rows else new
         order = sorted(rows.values(), key=lambda row: (row.norm != "linf", row.norm, row.method, row.members, row.name))
         return replace(self, rows=tuple(order))
 
-    def check_not_shorter(self, name: str, samples: int) -> None:
-        """Refuse a row on fewer images than the one whose place it would take."""
+    def check_place(self, kind: str, name: str, samples: int, arch: str | None) -> None:
+        """Refuse a row that would take the place of one on more images, or join a kind of another architecture."""
         for row in self.rows:
             if row.name == name and samples < row.samples:
                 raise InputError(
                     f"{name} is on the board with {row.samples:,} images, and this run has {samples:,}; evaluate on as "
                     "many, or name it otherwise with --method"
+                )
+            if row.kind == kind and arch and row.arch and arch != row.arch:
+                raise InputError(
+                    f"{row.name} is on the board with members of {row.arch}, and these are of {arch}; name it "
+                    "otherwise with --method"
                 )
 
     @property

@@ -87,7 +87,8 @@ def check_entry(
     made_by = rec.made_by
     method = trained_name(made_by, folder.name) if method is None else method_name(method)
     kind = kind_name(method, str(run.ball["norm"]), len(rec), run.alpha)
-    board.check_not_shorter(row_name(kind, made_by.get("seed", 0)), len(run.evaluation))
+    name = row_name(kind, made_by.get("seed", 0))
+    board.check_place(kind, name, len(run.evaluation), made_by.get("arch"))
     entry = Entry(run, rec, samples)
     checked = _checked(entry, again, drawn)
     cross = cross_robustness(entry, again, drawn)

@@ -140,6 +140,12 @@ class Row:
         return found[1] if found else None
 
     @property
+    def arch(self) -> str | None:
+        """The architecture of the members, if they were trained by recarc."""
+        trained = self.provenance.get("trained")
+        return trained.get("arch") if isinstance(trained, dict) else None
+
+    @property
     def scores(self) -> np.ndarray | None:
         """(N,) what each sample keeps; None in a row of older date."""
         if not self.kept:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ POINTS = 21  # of a curve over alpha
 
 
 def row_of(run: Run, method: str, **known: Any) -> Row:
-    """The row of a tight run; `known`: flops, minutes, provenance."""
-    evaluation = run.evaluation
+    """The row of a tight run; `known`: flops, minutes, provenance. A certificate handed in with it is not believed."""
+    evaluation = replace(run.evaluation, certification=None)
     alone, floors = evaluation.alone, evaluation.floor_scores
     if alone is None or floors is None:
         raise InputError(f"{run.name} attacked no member alone; a row needs a run of --attack tight")
