@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from paper.costs import attack_seconds, training_seconds
-from paper.queue import GIVEN, START, open_jobs
+from paper.queue import GIVEN, START, planned
 from paper.recipe import EnsembleRecipe, Item, Row
 from paper.results import ItemResult
 from paper.schedule import blocks, length
@@ -29,8 +29,8 @@ def absent_items(items: Sequence[Item]) -> str:
 
 
 def plan(measured: Mapping[str, Sequence[ItemResult]]) -> str:
-    """The open jobs of the tables and figures as a table; empty if there is none."""
-    jobs = open_jobs(measured)
+    """The open jobs as a table; empty if there is none."""
+    jobs = planned(measured)
     if not jobs:
         return ""
     cut = blocks(jobs)

@@ -1,4 +1,4 @@
-"""The GPU jobs of the paper: those done with what they cost, and a plan of what is open, in blocks of GPU time."""
+"""The GPU jobs of the paper and the board: those done with what they cost, and a plan of the open ones, in blocks."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from recarc.data.catalog import CATALOG
 from recarc.errors import InputError
 
 PATH = HERE / "queue.json"
+STATUSES = {"done": "Done", "optional": "Might be measured again; not in the plan", "open": "Open"}
 START = 20  # seconds until a command has read its data and prepared its networks
 BY_HAND = ("head-to-head", "autoattack")  # on fewer images on purpose; what is open of them stands in queue.json
 GIVEN = {  # the public ensemble, converted by `recarc import`, and members of the board
@@ -78,9 +79,14 @@ def jobs() -> list[Job]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{PATH} is not a queue of jobs: {error}") from None
     for job in found:
-        if job.status not in ("done", "open"):
-            raise InputError(f"{PATH}: the status of {job.job!r} is {job.status!r}; expected done or open")
+        if job.status not in STATUSES:
+            raise InputError(f"{PATH}: the status of {job.job!r} is {job.status!r}; expected {', '.join(STATUSES)}")
     return found
+
+
+def planned(measured: Mapping[str, Sequence[ItemResult]]) -> list[Job]:
+    """The open jobs of queue.json, then those of the tables and figures."""
+    return [*(job for job in jobs() if job.status == "open"), *open_jobs(measured)]
 
 
 def open_rows(measured: Mapping[str, Sequence[ItemResult]]) -> list[Open]:
@@ -202,21 +208,19 @@ def _portions(row: Row, columns: Sequence[str]) -> list[list[str]]:
 
 
 def print_queue(measured: Mapping[str, Sequence[ItemResult]], as_json: bool) -> None:
-    """What was done, what is open, and the plan."""
-    listed, planned = jobs(), open_jobs(measured)
-    plan = blocks(planned)
+    """What was done, what might be done, and the plan of what is open."""
+    listed, plan = jobs(), blocks(planned(measured))
     if as_json:
         named = [{"minutes": round(length(one) / 60, 1), "jobs": [job.job for job in one]} for one in plan]
-        print_json({"jobs": [asdict(job) for job in [*listed, *planned]], "blocks": named})
+        print_json({"jobs": [asdict(job) for job in [*listed, *open_jobs(measured)]], "blocks": named})
         return
-    for status in ("done", "open"):
+    for status in ("done", "optional"):
         chosen = [job for job in listed if job.status == status]
-        title = "Done" if status == "done" else "Open, beside the tables and figures"
-        print(f"{title}: {sum(job.seconds for job in chosen) / 60:.0f} GPU minutes\n")
+        print(f"{STATUSES[status]}: {sum(job.seconds for job in chosen) / 60:.0f} GPU minutes\n")
         for job in chosen:
             _print(job)
         print()
-    print(f"Tables and figures: {sum(map(length, plan)) / 60:.0f} GPU minutes in {len(plan)} blocks\n")
+    print(f"{STATUSES['open']}: {sum(map(length, plan)) / 60:.0f} GPU minutes in {len(plan)} blocks\n")
     for number, one in enumerate(plan, 1):
         again = ", more than a block: keep reproduce/ and start it again to go on" if length(one) > BLOCK else ""
         print(f"Block {number}: {length(one) / 60:.0f} minutes{again}; {BEGIN.format(number)}\n")
@@ -232,7 +236,7 @@ def run_block(
     measured: Mapping[str, Sequence[ItemResult]], block: int | None, folder: Path | None, minutes: float, as_json: bool
 ) -> int:
     """Start the jobs of a block; the exit code is 0 if all of them are done, 3 if time ran out, 1 if one failed."""
-    plan = blocks(open_jobs(measured))
+    plan = blocks(planned(measured))
     if block is None or folder is None:
         raise InputError(f"--block and --run go together, e.g. {BEGIN.format(1)}")
     if not 1 <= block <= len(plan):

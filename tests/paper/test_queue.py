@@ -180,7 +180,7 @@ from paper import queue
 from paper.__main__ import main
 from paper.schedule import Job
 
-queue.open_jobs = lambda measured: [Job("a", "echo $$ > {pid}; sleep 100", 5, "open")]
+queue.planned = lambda measured: [Job("a", "echo $$ > {pid}; sleep 100", 5, "open")]
 sys.exit(main(["--queue", "--block", "1", "--run", "{tmp_path}"]))
 """
     process = subprocess.Popen([sys.executable, "-c", script], cwd=HERE.parent, stderr=subprocess.DEVNULL)
@@ -200,8 +200,11 @@ def test_the_queue_lists_what_was_done_and_what_is_open(
     assert main(["--queue", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     listed = printed["jobs"]
-    assert {job["status"] for job in listed} == {"done", "open"}
-    assert all(job["seconds"] > 0 and job["command"].startswith(("recarc ", "python -m paper ")) for job in listed)
+    assert {job["status"] for job in listed} == {"done", "optional", "open"}
+    assert all(
+        job["seconds"] > 0 and job["command"].startswith(("recarc ", "python -m recarc ", "python -m paper "))
+        for job in listed
+    )
     assert all(0 < block["minutes"] <= 25 and block["jobs"] for block in printed["blocks"])
     assert main(["--queue"]) == 0
     printed = capsys.readouterr().out
@@ -217,14 +220,14 @@ def test_the_queue_lists_what_was_done_and_what_is_open(
     monkeypatch.setattr(queue, "PATH", tmp_path / "queue.json")
     queue.PATH.write_text('{"jobs": [{"job": "a", "command": "c", "seconds": 1, "status": "lost"}]}')
     assert main(["--queue"]) == 2
-    assert "the status of 'a' is 'lost'; expected done or open" in capsys.readouterr().err
+    assert "the status of 'a' is 'lost'; expected done, optional, open" in capsys.readouterr().err
 
 
 def test_a_block_is_started_by_one_command(
     quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "open_jobs", lambda measured: [job("a", 5), job("b", 5, command="exit 7")])
+    monkeypatch.setattr(queue, "planned", lambda measured: [job("a", 5), job("b", 5, command="exit 7")])
     assert main(["--queue", "--block", "1", "--run", str(tmp_path), "--json"]) == 1
     assert [entry["exit"] for entry in json.loads(capsys.readouterr().out)["jobs"]] == [0, 7]
-    monkeypatch.setattr(queue, "open_jobs", lambda measured: [job("a", 5)])
+    monkeypatch.setattr(queue, "planned", lambda measured: [job("a", 5)])
     assert main(["--queue", "--block", "1", "--run", str(tmp_path)]) == 0
