@@ -37,7 +37,7 @@ def board_cells(row: Row) -> list[str]:
     figures = [row.clean, row.adaptive_pgd, row.arc, row.tight["value"], row.floor, row.best_member]
     several, images = row.members > 1, "" if row.samples == IMAGES else f", {row.samples:,} images"
     return [
-        f"{row.name}{images}",
+        f"{row.name}{images}{' (ours)' if row.ours else ''}",
         *(f"{100 * value:.2f}" for value in figures),
         signed(row.gain["value"], row.gain["low"], row.gain["high"]) if several else "",
         f"{100 * row.most:.2f}" if several else "",

@@ -221,6 +221,22 @@ def test_a_vote_is_lost_by_way_of_its_members(preset: str) -> None:
     assert problem.ensemble.predictions(x_adv)[0, 0] != 0
 
 
+class Broken(Planes):
+    """Not a number from its plane on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        return torch.where(logits[:, 1:2] > 0, torch.nan, logits)
+
+
+@pytest.mark.parametrize("preset", ["quick", "standard"])
+def test_a_vote_is_lost_where_one_of_its_members_has_no_answer(preset: str) -> None:
+    members = [Broken(0.65, 9.0), Planes(9.0, 9.0), Planes(9.0, 9.0)]
+    problem = replace(three_voters(), ensemble=RandomizedEnsemble(members).voted())
+    x_adv = Tight(preset, steps=1, challenge=0.0).run_on(problem)
+    assert problem.ensemble.predictions(x_adv)[0, 0] == -1
+
+
 class Counted(Planes):
     """Counts the points that it is asked about."""
 

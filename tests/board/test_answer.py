@@ -89,7 +89,7 @@ def test_ensembles_are_held_against_one_network_of_their_cost() -> None:
     ("gain", "at_floor", "word", "floor"),
     [
         (0.0005, -0.01, "Not so far", "(paired intervals, corrected for the number of comparisons)."),
-        (-0.05, -0.05, "Not so far", "0 keep more"),
+        (-0.05, -0.05, "Not so far", "The least loss is -5.00 points"),
         (0.01, -0.01, "Little, if at all", "; if the truth is its floor, it does not."),
         (0.05, -0.01, "Perhaps", "; if the truth is its floor, it does not."),
         (0.05, 0.01, "Yes", "; if the truth is its floor, it still does."),
@@ -136,6 +136,22 @@ def test_averages_are_held_against_drawing_and_larger_networks(tmp_path: Path) -
     assert not rivals(replace(board, rows=(wide, hiding))) and hiding.rival_text("average") == "90.00 (margin jumps)"
     unknown = replace(board, rows=(wide, row, replace(board.rows[1], average=None)))
     assert not any(remark.startswith("Averaging") for remark in remarks(unknown))
+
+
+def test_a_vote_that_several_ensembles_share_counts_once() -> None:
+    right = np.zeros((2, 200), dtype=bool)
+    right[:, :100] = True
+    vote = {"checked": {}, "kept": packed(np.arange(200)[None] < 120)}
+    row = replace(a_row("X", right, 0), vote=0.6, provenance={"weights": ["a", "b"], "rivals": {"vote": vote}})
+    better = np.zeros((2, 200), dtype=bool)
+    better[:, :110] = True
+    other = replace(row, alpha=[0.4, 0.6], kept=packed(better), tight={"value": 0.55, "low": 0.5, "high": 0.6})
+    (said,) = rivals(Board(rows=(row, other)))
+    words = "in 1 of 1 ensembles that keep 10 % or more (clearly in 1): by +5.00 points in the median"
+    assert words in said, "against the one that keeps most when a member is drawn"
+    older = replace(row, method="Y", provenance={"rivals": {"vote": {"checked": {}}}})
+    assert "in 2 of 2" in rivals(Board(rows=(row, older)))[0]
+    assert "(clearly in 1 of the 1 with all samples recorded)" in rivals(Board(rows=(row, older)))[0]
 
 
 def test_the_shown_table_has_a_heading_for_every_figure(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:

@@ -17,7 +17,7 @@ from recarc import Ball, InputError, RandomizedEnsemble, Tight, evaluate, load_e
 from recarc.board import checks, entry
 from recarc.board.boards import Board, add_row
 from recarc.board.names import LABELS, method_name, trained_name
-from recarc.board.rows import packed, unpacked
+from recarc.board.rows import Row, packed, unpacked
 from recarc.board.scoring import row_of
 from recarc.cli.app import run
 from recarc.data import load
@@ -79,7 +79,7 @@ def test_an_entry_becomes_a_row(folder: Path, capsys: pytest.CaptureFixture[str]
     page = folder / "board.html"
     assert run(["board", "show", "--board", f"{folder / 'board.json'}", "--page", f"{page}", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert shown["rows"][0]["method"] == "BAT" and "The largest gain is" in shown["answer"]
+    assert shown["rows"][0]["method"] == "BAT" and "The least loss is" in shown["answer"]
     assert "BAT, linf, M = 2" in page.read_text() and page.read_text().count("<tbody data-method") == 1
 
 
@@ -113,17 +113,35 @@ def test_a_shorter_run_replaces_no_longer_one(folder: Path, tmp_path: Path) -> N
     assert add_row(tmp_path / "b.json", replace(row, samples=SAMPLES + 1, clean=0.5)).rows[0].clean == 0.5
 
 
-def test_members_of_another_architecture_are_another_kind(folder: Path, tmp_path: Path) -> None:
-    row = row_of(load_runs([folder / "run"])[0], "BAT", provenance={"seed": 3, "trained": {"arch": "mlp"}})
-    why = "BAT, linf, M = 2, alpha 0.7, 0.3, seed 3 is on the board with members of mlp, and these are of cnn; name it"
-    other = replace(row, provenance={"seed": 0, "trained": {"arch": "cnn"}})
-    add_row(tmp_path / "b.json", row)
-    with pytest.raises(InputError, match=re.escape(why)):
-        add_row(tmp_path / "b.json", other)
-    assert len(add_row(tmp_path / "b.json", replace(other, method="BAT, cnn")).rows) == 2
-    rec = load_ensemble(folder / "mine")
-    save_ensemble(rec, tmp_path / "mine", made_by={"method": "bat", "seed": 0, "arch": "cnn"})
-    with pytest.raises(InputError, match=re.escape(why)):  # before anything is attacked again
+def trained(row: Row, options: str, seed: int) -> Row:
+    known = {"seed": seed, "training": f"recarc train bat --members 2 {options} --seed {seed} --out FOLDER"}
+    return replace(row, provenance=known)
+
+
+def test_members_that_were_trained_otherwise_are_another_kind(folder: Path, tmp_path: Path) -> None:
+    row = row_of(load_runs([folder / "run"])[0], "BAT")
+    first = trained(row, "--arch cnn --recipe fast --epochs 20", 0)
+    why = "seed 0 is on the board with members trained with --arch cnn --epochs 20, and these with --arch mlp"
+    add_row(tmp_path / "b.json", first)
+    for seed in (0, 3):
+        with pytest.raises(InputError, match=re.escape(why)):
+            add_row(tmp_path / "b.json", trained(row, "--arch mlp --recipe fast --epochs 1", seed))
+    with pytest.raises(InputError, match="trained with fewer options, and these with --arch-option width=8; name it"):
+        add_row(tmp_path / "b.json", trained(row, "--arch cnn --recipe fast --epochs 20 --arch-option width=8", 0))
+    again = trained(row, "--arch cnn --recipe fast --epochs 20", 1)
+    assert len(add_row(tmp_path / "b.json", again).rows) == 2
+    assert len(add_row(tmp_path / "b.json", replace(row, provenance={"seed": 0})).rows) == 2, "nothing is known of it"
+
+
+def test_an_entry_is_told_of_other_training_before_it_is_attacked_again(folder: Path, tmp_path: Path) -> None:
+    made_by = {"command": "train", "method": "bat", "members": 2, "data": "digits", "arch": "cnn", "seed": 0}
+    save_ensemble(
+        load_ensemble(folder / "mine"), tmp_path / "mine", made_by=made_by | {"recipe": {"name": "fast", "epochs": 3}}
+    )
+    row = trained(
+        row_of(load_runs([folder / "run"])[0], "BAT"), "--data digits --arch cnn --recipe fast --epochs 20", 0
+    )
+    with pytest.raises(InputError, match="trained with --epochs 20, and these with --epochs 3; name it otherwise"):
         entry.check_entry(folder / "run", replace(DIGITS, rows=(row,)), tmp_path / "mine")
 
 

@@ -202,7 +202,7 @@ def test_the_queue_lists_what_was_done_and_what_is_open(
     listed = printed["jobs"]
     assert {job["status"] for job in listed} == {"done", "optional", "open"}
     assert all(
-        job["seconds"] > 0 and job["command"].startswith(("recarc ", "python -m recarc ", "python -m paper "))
+        job["seconds"] > 0 and job["command"].startswith(("recarc ", "python -m ", "mkdir -p reproduce"))
         for job in listed
     )
     assert all(0 < block["minutes"] <= 25 and block["jobs"] for block in printed["blocks"])

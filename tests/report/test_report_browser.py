@@ -248,7 +248,12 @@ def board_of(gains: dict[str, float]) -> Board:
             alone=[0.3] * (2 + k),
             cross=[[0.4] * (2 + k)] * (2 + k),
             curve=[[0.0, 0.3, 0.3], [0.5, 0.32, 0.3], [1.0, 0.3, 0.3]],
-            provenance={"command": f"recarc evaluate {method}", "training": f"recarc train {method}"},
+            vote=0.31,
+            provenance={
+                "command": f"recarc evaluate {method}",
+                "training": f"recarc train {method}",
+                "rivals": {"vote": {"checked": {}, "signals": ["gradients_disagree", "random_beats_gradients"]}},
+            },
             **figures,
         )
         board = board.with_row(row)
@@ -257,7 +262,7 @@ def board_of(gains: dict[str, float]) -> Board:
 
 def test_the_board_sorts_filters_and_opens(browser: Any, tmp_path: Path) -> None:
     page = write_board(board_of({"b": 1.0, "a": -3.0, SCRIPT: 0.2}), tmp_path / "board.html").as_uri()
-    for width in (1280, 390):
+    for width in (1280, 1200, 390):
         with Opened(browser, page, width) as opened:
             assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
             names = "() => [...document.querySelectorAll('tbody:not([hidden]) .open')].map((b) => b.textContent)"
@@ -277,6 +282,7 @@ def test_the_board_sorts_filters_and_opens(browser: Any, tmp_path: Path) -> None
             assert not opened.page.locator("pre:visible").count()
             opened.page.locator(".open:visible").click()
             assert opened.page.locator("pre:visible").all_inner_texts() == ["recarc train a", "recarc evaluate a"]
+            assert {"80.00 %", "50.00 %, 40.00 %", "31.00 %"} <= {*opened.page.locator("dd:visible").all_inner_texts()}
             assert opened.page.locator(".over-alpha:visible polyline").count() == 2
             assert opened.page.locator(".members:visible td").all_inner_texts()[:3] == ["0.3333", "30.00", "40.00"]
             assert opened.page.evaluate("document.documentElement.scrollWidth") <= width

@@ -69,6 +69,15 @@ def test_batch_norm_keeps_its_running_statistics_and_its_memory_format() -> None
         assert torch.equal(cheap(x), plain(x))
 
 
+def test_a_batch_norm_that_is_not_usual_is_left_alone() -> None:
+    x, norm = torch.rand(2, 4, 3, 3), nn.BatchNorm2d(4).train()
+    with second_order():
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            norm(x[:1, :, :1, :1])
+        computed = F.batch_norm(x, None, None, x.mean((0, 2, 3)).requires_grad_() * 2, norm.bias, training=True)
+    assert "NativeBatchNorm" in type(computed.grad_fn).__name__, "its weight may depend on the input"
+
+
 def test_second_derivatives_of_relu_are_right() -> None:
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
 

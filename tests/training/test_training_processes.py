@@ -32,6 +32,7 @@ from recarc.training import Interrupted, SpeedOptions
 from recarc.training.loop import Loop
 
 out, at, free = Path(sys.argv[1]), {AT!r}, {FREE!r}
+small("trs", members=2, out=out / "trs", speed=SpeedOptions(fold=False), **at)
 for fold in (False, True):  # several runs in the same processes
     small("at", out=out / f"at fold={{fold}}", speed=SpeedOptions(fold=fold), **at)
     assert not torch.distributed.is_initialized()
@@ -78,6 +79,14 @@ def test_two_processes_match_one(two_processes: Path, fold: bool) -> None:
     for name, value in one.members[0].state_dict().items():  # type: ignore[union-attr]
         other = two.members[0].state_dict()[name]  # type: ignore[union-attr]
         assert torch.allclose(value.double(), other.double(), atol=2e-3), name  # running statistics too
+
+
+def test_two_processes_perturb_the_same_images_and_count_the_others(two_processes: Path) -> None:
+    one, two = small("trs", members=2, speed=SpeedOptions(fold=False), **AT), load_ensemble(two_processes / "trs")
+    for mine, other in zip(one.members, two.members, strict=True):
+        states = mine.state_dict(), other.state_dict()  # type: ignore[union-attr]
+        for name, value in states[0].items():
+            assert torch.allclose(value.double(), states[1][name].double(), atol=2e-3), name
 
 
 def test_free_training_on_two_processes_resumes_exactly(two_processes: Path) -> None:

@@ -90,7 +90,7 @@ PRESETS = {
 class Tight(Attack):
     """AdaptivePGD, ARC -> AutoPGD, Square on each member -> corrected ARC, lattice climber, Climb -> challenge.
 
-    A vote is attacked through its members first, and left alone where too few of them fell to lose it.
+    A vote is attacked through its members first; where too few of them fell to lose it, by its gradient alone.
     A sample leaves as soon as it is at its floor: the alpha of the members that nothing fooled, not even alone. At the
     end a random few of the pairs that make the floor are challenged (`recarc.attacks.challenge`; not in quick).
     Its outcome shows AdaptivePGD and ARC by themselves, then the best so far after each later stage; each round of
@@ -157,7 +157,7 @@ class Tight(Attack):
         safe = yield from self._apart(effort, problem, best)
         problem, blind = unmasked(problem, self.masked or ()), misleading(self.masked or ())
         for i in problem.ensemble.order:
-            self._alone(effort, problem, best, i, ~safe[i])
+            self._alone(effort, problem, best, i)
         yield Stage("members", best.x_adv.clone())
 
         if effort.queries or blind:
@@ -184,18 +184,19 @@ class Tight(Attack):
         if effort.climb.rounds:
             yield from self._rounds(problem, best)
 
-    def _alone(self, effort: Effort, problem: Problem, best: Best, i: int, among: Tensor) -> None:
-        """Fool member i alone, on the samples `among` (B,)."""
+    def _alone(self, effort: Effort, problem: Problem, best: Best, i: int, among: Tensor | None = None) -> None:
+        """Fool member i alone, on the samples `among` (B,) or on all."""
         for attack in effort.members:
             loss = _loss_for(attack.loss, problem.classes)
-            standing = (among & ~best.ever_wrong[i]).nonzero()[:, 0]
+            standing = (~best.ever_wrong[i] & (True if among is None else among)).nonzero()[:, 0]
             _run(replace(attack, member=i, seed=self.seed + attack.seed, loss=loss), problem, best, standing)
 
     def _apart(self, effort: Effort, problem: Problem, best: Best) -> Generator[Stage, None, Tensor]:
         """Where a member is a vote: fool each of its voters alone, then as many together as lose the vote.
 
         Returns (M, B) the votes that are safe as far as this can tell: too few of their voters fell, and no signal says
-        that gradients mislead. What follows leaves them alone, up to the challenge.
+        that gradients mislead. Those are attacked once more, as one classifier by its gradient, which finds some where
+        a voter masks its own; searches without gradients leave them alone, up to the challenge.
         """
         safe = torch.zeros_like(best.wrong)
         votes = {i: apart for i in problem.ensemble.order if (apart := problem.apart(i)) is not None}
@@ -209,12 +210,14 @@ class Tight(Attack):
             for j in range(count):
                 withstood = (~fooled.ever_wrong[:j]).sum(0)
                 self._alone(effort, voters, fooled, j, 2 * withstood <= count)  # else the vote is safe already
+            assert fooled.witnesses is not None
+            for x_adv in fooled.witnesses:
+                best.consider(problem, x_adv, standing)
             enough = 2 * fooled.ever_wrong.sum(0) >= count
             safe[i, standing] = ~enough & (i not in dict(self.masked or ()))
-            index = enough.nonzero()[:, 0]
+            index = (enough & ~best.ever_wrong[i, standing]).nonzero()[:, 0]
             if len(index):
-                assert fooled.witnesses is not None
-                for x_adv in (*fooled.witnesses[:, index], *climb.against_vote(voters.take(index), fooled.take(index))):
+                for x_adv in climb.against_vote(voters.take(index), fooled.take(index)):
                     best.consider(problem, x_adv, standing[index])
         if votes:
             yield Stage("members_apart", best.x_adv.clone())

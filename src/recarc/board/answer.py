@@ -6,6 +6,7 @@ import numpy as np
 
 from recarc.board.boards import Board
 from recarc.board.kinds import BROKEN, Kind, Over
+from recarc.evaluation.intervals import holm, p_value
 
 AIM = 0.02  # a gain that would matter: two points
 
@@ -27,7 +28,8 @@ def answer(board: Board) -> str:
         f"the number of comparisons){_at_floor(helping)}."
     )
     largest = max(helping or counted, key=lambda kind: kind.gain[0])
-    return f"{first} The largest gain is {largest.sentence}{_one_network(board)}."
+    what = "least loss" if largest.gain[0] < 0 else "largest gain"
+    return f"{first} The {what} is {largest.sentence}{_one_network(board)}."
 
 
 def remarks(board: Board) -> list[str]:
@@ -50,30 +52,50 @@ def rivals(board: Board) -> list[str]:
 
 def _more_than_drawing(board: Board, rival: str, name: str) -> list[str]:
     """One sentence, over the kinds whose rival is known and, as far as its run shows, hides no gradients."""
-    measured = [(kind, kept) for kind in board.counted if (kept := kind.rival(name)) is not None]
-    known = [(kind, kept) for kind, kept in measured if not kind.rival_masked(name)]
+    measured = _with_rival(board.counted, name)
+    known = [kind for kind in measured if not kind.rival_masked(name)]
     if not known:
         return []
     honest = f" and whose {name} hides no gradients" if len(known) < len(measured) else ""
-    more = [100 * (kept - kind.tight) for kind, kept in known]
+    more = [100 * (kind.rival(name) or 0.0) - 100 * kind.tight for kind in known]
     words = (
         f"{rival}, which costs all of them per query, keeps more than drawing one in "
-        f"{sum(value > 0 for value in more)} of {len(more)} ensembles that keep {100 * BROKEN:.0f} % or more{honest}: "
+        f"{sum(value > 0 for value in more)} of {len(more)} ensembles that keep {100 * BROKEN:.0f} % or more{honest}"
+        f"{_clearly(known, name)}: "
         f"by {np.median(more):+.2f} points in the median, {min(more):+.2f} to {max(more):+.2f}"
     )
-    singles = [(kind, kept, board.single(kind.rows[0], kind.rows[0].drawn)) for kind, kept in known]
-    large = [
-        (kind.rows[0].norm, one.tight["value"] > kept)
-        for kind, kept, one in singles
-        if one is not None and one != board.single(kind.rows[0])
-    ]
+    singles = [(kind, board.single(kind.rows[0], kind.rows[0].drawn)) for kind in known]
+    large = [(kind, one) for kind, one in singles if one is not None and one != board.single(kind.rows[0])]
     if large:
-        norms = " and ".join(sorted({norm for norm, _ in large}))
+        norms = " and ".join(sorted({kind.rows[0].norm for kind, _ in large}))
+        ahead = sum(one.tight["value"] > (kind.rival(name) or 0.0) for kind, one in large)
+        other = sum(kind.rows[0].epochs != one.epochs for kind, one in large)
+        unlike = f"; {other} trained for more or fewer epochs than the members" if other else ""
         words += (
-            f"; one larger network that costs no more than all members keeps more than the {name} in "
-            f"{sum(ahead for _, ahead in large)} of {len(large)} ({norms})"
+            f"; one larger network that costs about as much as all members keeps more than the {name} in "
+            f"{ahead} of {len(large)} ({norms}{unlike})"
         )
     return [f"{words}."]
+
+
+def _with_rival(kinds: list[Kind], name: str) -> list[Kind]:
+    """Those whose average or vote is known; of several that share one, the one that keeps most if a member is drawn."""
+    found: dict[object, Kind] = {}
+    for kind in sorted(kinds, key=lambda kind: kind.tight):
+        if kind.rival(name) is not None:
+            found[kind.network(name)] = kind
+    return list(found.values())
+
+
+def _clearly(kinds: list[Kind], name: str) -> str:
+    """In how many the difference is clear, of those that hold what their rival keeps at each sample."""
+    differences = [found for kind in kinds if (found := kind.over_drawing(name)) is not None]
+    if not differences:
+        return ""
+    clear = holm([p_value(*ends) for _, *ends in differences])
+    more = sum(sure and value > 0 for sure, (value, *_) in zip(clear, differences))
+    where = "" if len(differences) == len(kinds) else f" of the {len(differences)} with all samples recorded"
+    return f" (clearly in {more}{where})"
 
 
 def _in_a_word(helping: list[Kind]) -> str:
@@ -119,4 +141,4 @@ def _or(values: list[str]) -> str:
 
 
 def _keep(kinds: list[Kind]) -> str:
-    return f"{len(kinds)} {'keeps' if len(kinds) == 1 else 'keep'}"
+    return f"{len(kinds) or 'none'} {'keep' if kinds[1:] else 'keeps'}"

@@ -58,24 +58,25 @@ class Board:
 
     def with_row(self, new: Row) -> Board:
         """Add or replace a row, which inherits its rivals; norms, then methods, then members, are in order."""
-        self.check_place(new.kind, new.name, new.samples, new.arch)
+        self.check_place(new.kind, new.name, new.samples, new.provenance.get("training"))
         rows = {row.name: row for row in self.rows}
         rows[new.name] = new.inheriting(rows[new.name]) if new.name in rows else new
         order = sorted(rows.values(), key=lambda row: (row.norm != "linf", row.norm, row.method, row.members, row.name))
         return replace(self, rows=tuple(order))
 
-    def check_place(self, kind: str, name: str, samples: int, arch: str | None) -> None:
-        """Refuse a row that would take the place of one on more images, or join a kind of another architecture."""
+    def check_place(self, kind: str, name: str, samples: int, training: str | None) -> None:
+        """Refuse a row that would take the place of one on more images, or join a kind that was trained otherwise."""
         for row in self.rows:
             if row.name == name and samples < row.samples:
                 raise InputError(
                     f"{name} is on the board with {row.samples:,} images, and this run has {samples:,}; evaluate on as "
                     "many, or name it otherwise with --method"
                 )
-            if row.kind == kind and arch and row.arch and arch != row.arch:
+            theirs, mine = options_of(row.provenance.get("training")), options_of(training)
+            if row.kind == kind and theirs and mine and theirs != mine:
                 raise InputError(
-                    f"{row.name} is on the board with members of {row.arch}, and these are of {arch}; name it "
-                    "otherwise with --method"
+                    f"{row.name} is on the board with members trained with {_only(theirs, mine)}, and these with "
+                    f"{_only(mine, theirs)}; name it otherwise with --method"
                 )
 
     @property
@@ -138,6 +139,18 @@ class Board:
         }
         versions = {str(r.provenance.get("recarc")) for r in (*mine, *theirs)}
         return Over(row.kind, rival, len(mine), len(theirs), **believed, tight=tight, versions=tuple(sorted(versions)))
+
+
+def options_of(training: str | None) -> list[tuple[str, str]]:
+    """The options of a command that trains, without those in which the rows of a kind may differ."""
+    words = (training or "").split()[3:]  # recarc train METHOD
+    pairs = zip(words[::2], words[1::2])
+    return sorted(pair for pair in pairs if pair[0] not in ("--seed", "--out"))
+
+
+def _only(some: list[tuple[str, str]], others: list[tuple[str, str]]) -> str:
+    """The options that the others do not have."""
+    return " ".join(" ".join(pair) for pair in some if pair not in others) or "fewer options"
 
 
 def add_row(path: str | Path, row: Row) -> Board:

@@ -87,8 +87,8 @@ def check_entry(
     made_by = rec.made_by
     method = trained_name(made_by, folder.name) if method is None else method_name(method)
     kind = kind_name(method, str(run.ball["norm"]), len(rec), run.alpha)
-    name = row_name(kind, made_by.get("seed", 0))
-    board.check_place(kind, name, len(run.evaluation), made_by.get("arch"))
+    check_members(run, rec, samples)
+    board.check_place(kind, row_name(kind, made_by.get("seed", 0)), len(run.evaluation), training_command(made_by))
     entry = Entry(run, rec, samples)
     checked = _checked(entry, again, drawn)
     cross = cross_robustness(entry, again, drawn)

@@ -34,6 +34,23 @@ class Kind:
         known = [value for row in self.rows if (value := getattr(row, name)) is not None]
         return mean(known) if len(known) == len(self.rows) else None
 
+    def network(self, name: str) -> object:
+        """What the average or the vote is made of: a vote is the same for every alpha that draws the same members."""
+        row = self.rows[0]
+        weights = row.provenance.get("weights")
+        if name != "vote" or not weights:
+            return row.kind
+        return row.norm, tuple(w for w, a in zip(weights, row.alpha) if a > 0)
+
+    def over_drawing(self, name: str) -> tuple[float, float, float] | None:
+        """Value, low, high of what the average or the vote keeps more than drawing one, paired over the samples."""
+        pairs = [(row.rival_scores(name), row.scores) for row in self.rows]
+        known = [kept - drawn for kept, drawn in pairs if kept is not None and drawn is not None]
+        if len(known) < len(self.rows):
+            return None
+        difference = np.mean(known, axis=0)
+        return float(difference.mean()), *paired_interval(difference)
+
     def rival_masked(self, name: str) -> bool:
         """Whether the run of the average or the vote shows signals of masked gradients."""
         return any(row.rival_signals(name) for row in self.rows)

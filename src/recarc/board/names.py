@@ -11,7 +11,8 @@ SPELLED = {"mrboost": "MRBoost", "jointibp": "JointIBP"}
 WORDS = ("natural", "free", "tournament", "cover")
 SHORT = ("at", "bat", "iat", "ibp", "jat", "adp", "gal", "dverge", "trs", "barre")
 LABELS = SPELLED | {word: word.capitalize() for word in WORDS} | {word: word.upper() for word in SHORT}
-DIVERSE = ("jat", "tournament", "cover")  # methods whose `diversity` belongs to their name
+DIVERSE = ("jat", "tournament", "cover")  # methods whose `diversity` belongs to their name: recarc's own
+OURS = tuple(LABELS[method] for method in DIVERSE)
 
 
 def method_name(given: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from recarc.board.names import kind_name, row_name
+from recarc.board.names import OURS, kind_name, row_name
 from recarc.evaluation.intervals import wilson
 
 MOST = 1e18  # of any figure
@@ -102,6 +102,16 @@ class Row:
         figures: Json = {name: kept, "provenance": self.provenance | {"rivals": self.rivals | {name: known}}}
         return replace(self, **figures)
 
+    def rival_scores(self, name: str) -> np.ndarray | None:
+        """(N,) what the average or the vote keeps at each sample; None in a row of older date."""
+        known = self.rivals.get(name, {})
+        return unpacked(known["kept"], 1, self.samples)[0].astype(float) if "kept" in known else None
+
+    @property
+    def ours(self) -> bool:
+        """Whether its method is one of recarc's own."""
+        return self.method.partition(",")[0] in OURS
+
     def same_ensemble(self, other: Row) -> bool:
         """Whether both rows are of the same weights, alpha and images."""
         mine, theirs = ((row.provenance.get("weights"), row.alpha, row.samples) for row in (self, other))
@@ -138,12 +148,6 @@ class Row:
         """For how long each member was trained, as the command of the training says."""
         found = re.search(r"--epochs (\S+)", str(self.provenance.get("training") or ""))
         return found[1] if found else None
-
-    @property
-    def arch(self) -> str | None:
-        """The architecture of the members, if they were trained by recarc."""
-        trained = self.provenance.get("trained")
-        return trained.get("arch") if isinstance(trained, dict) else None
 
     @property
     def scores(self) -> np.ndarray | None:

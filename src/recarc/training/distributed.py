@@ -115,8 +115,9 @@ class SharedBatchNorm(nn.BatchNorm2d):
         sums = _AllSum.apply(torch.stack([wide.sum((0, 2, 3)), wide.square().sum((0, 2, 3))]))
         mean = sums[0] / count
         variance = (sums[1] / count - mean.square()).clamp(min=0)
-        with torch.no_grad():
-            self._update_running(mean, variance * count / (count - 1))
+        if self.track_running_stats:
+            with torch.no_grad():
+                self._update_running(mean, variance * count / (count - 1))
         scale = self.weight * torch.rsqrt(variance + self.eps)
         return (wide * scale[:, None, None] + (self.bias - mean * scale)[:, None, None]).to(x.dtype)
 

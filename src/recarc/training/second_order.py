@@ -203,20 +203,11 @@ class _Masked(Function):
 
 
 class second_order(TorchFunctionMode):
-    """Inside, layers are cheap to differentiate twice. Other functions are left alone.
-
-    Without `statistics`, batch norm in training normalises as ever, but leaves its running statistics as they are.
-    """
-
-    def __init__(self, statistics: bool = True) -> None:
-        super().__init__()
-        self.statistics = statistics
+    """Inside, layers are cheap to differentiate twice. Other functions are left alone."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is F.batch_norm:
-            return _normalized(*args, **(kwargs or {}), statistics=self.statistics)
         if func in INSTEAD:
             return INSTEAD[func](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -249,12 +240,9 @@ def _normalized(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    *,
-    statistics: bool,
 ) -> Tensor:
-    if training and not statistics:
-        running_mean = running_var = None
-    if not training or weight is None or bias is None or input.dim() != 4:
+    usual = training and input.dim() == 4 and input.numel() > input.shape[1]  # more than one value per channel
+    if not usual or weight is None or bias is None or not (weight.is_leaf and bias.is_leaf):
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     y: Tensor = _Normalized.apply(input, weight, bias, Norm(running_mean, running_var, momentum, eps))
     return y
@@ -267,6 +255,7 @@ def _rectified(input: Tensor, inplace: bool = False) -> Tensor:
 
 INSTEAD: dict[Callable[..., Any], Callable[..., Tensor]] = {
     torch.conv2d: _convolved,
+    F.batch_norm: _normalized,
     F.relu: _rectified,
 }
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from recarc.errors import InputError
 from recarc.fast.convert import fuse_if_possible
@@ -138,6 +139,20 @@ def without_weight_gradients(modules: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for p in parameters:
             p.requires_grad_(True)
+
+
+@contextmanager
+def without_statistics(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Inside, batch norm in training normalises as ever, but leaves its running statistics as they are."""
+    parts = {id(part): part for module in modules for part in module.modules()}.values()
+    norms = [part for part in parts if isinstance(part, _BatchNorm) and part.track_running_stats]
+    try:
+        for norm in norms:
+            norm.track_running_stats = False
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
 
 
 def _halve(net: nn.Module) -> None:

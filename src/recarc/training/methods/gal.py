@@ -35,15 +35,12 @@ class GAL(Method):
         return {"ce": ce, "coherence": weight * torch.logsumexp(pairwise_cosines(gradients), 0).mean()}
 
 
-def logits_and_gradients(context: StepContext, x: Tensor, y: Tensor, statistics: bool = True) -> tuple[Tensor, Tensor]:
-    """(M, B, C) logits and (M, B, D) gradients of each member's cross-entropy in x; both differentiable in weights.
-
-    `statistics`: whether batch norm counts these images in its running statistics.
-    """
+def logits_and_gradients(context: StepContext, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """(M, B, C) logits and (M, B, D) gradients of each member's cross-entropy in x; both differentiable in weights."""
     x = x.detach().requires_grad_()
 
     def one(member: nn.Module) -> tuple[Tensor, Tensor]:
-        with second_order(statistics):
+        with second_order():
             z = member(x).float()
         with inputs_only():
             (gradient,) = torch.autograd.grad(cross_entropy(z, y).sum(), x, create_graph=True)

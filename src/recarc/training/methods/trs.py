@@ -14,7 +14,7 @@ from recarc.training.method import LossTerms, Method, StepContext, random_start
 from recarc.training.methods.gal import logits_and_gradients, pairwise_cosines
 from recarc.training.recipes import Recipe
 from recarc.training.second_order import second_order
-from recarc.training.shadow_models import without_weight_gradients
+from recarc.training.shadow_models import without_statistics, without_weight_gradients
 from recarc.training.streams import side_by_side
 
 WEIGHT, COSINE = 5.0, 2.0
@@ -27,10 +27,10 @@ SEARCH_BALL = Ball("linf", 8 / 255)  # if the run has no ball of its own
 class TRS(Method):
     """sum_i CE_i + 5 (2 mean_{i<j} |cos(grad_i, grad_j)| + 2 mean_i 2 ||grad_i(x') / 128||_2^2).
 
-    In one half of the batch x' is x, in the other it is found near x by a short ascent on the members' squared gradient
-    norms, as in the authors' published code. Of that are the weights, too, for gradients of the mean over a batch of
-    128. Its radius grows while it trains and its x' counts in the running statistics of batch norm. Here neither, as
-    what is deployed is to know clean images.
+    Of every second image x' is found near x by a short ascent on the members' squared gradient norms, of the others it
+    is x: the authors' published code, too, does so for half of the batch. Of that are the weights as well, for
+    gradients of the mean over a batch of 128. There the radius grows in training, and x' counts in the running
+    statistics of batch norm. Here neither, as what is deployed is to know clean images.
     """
 
     summary = "orthogonal input gradients of smooth members (Yang et al. 2021)"
@@ -52,19 +52,21 @@ class TRS(Method):
 
     def perturb(self, context: StepContext, x: Tensor, y: Tensor) -> Tensor:
         """x', half of it with large gradients; the cross-entropy and the cosines are computed at x itself."""
-        ball, half, noise = context.ball or SEARCH_BALL, len(x) // 2, context.start_noise
-        clean, x, y = x[:half], x[half:], y[half:]
-        delta = torch.zeros_like(x) if noise is None else random_start(ball, x, noise[half:])
+        ball, noise, found = context.ball or SEARCH_BALL, context.start_noise, x.clone()
+        x, y = x[::2], y[::2]
+        delta = torch.zeros_like(x) if noise is None else random_start(ball, x, noise[::2])
         step = 2 * ball.radius(x) / SEARCH_STEPS
-        with without_weight_gradients(context.mixture):
+        with without_weight_gradients(context.mixture), without_statistics(context.victims):
             for _ in range(SEARCH_STEPS):
                 g = gradient_of_gradient_norm(context, ball.move(x, delta), y)
                 delta = ball.project(delta + step[:, None, None, None] * ball.norm.steepest(g), x)
-        return torch.cat([clean, ball.move(x, delta)])
+        found[::2] = ball.move(x, delta)
+        return found
 
     def loss(self, context: StepContext, x: Tensor, x_adv: Tensor, y: Tensor) -> LossTerms:
         logits, gradients = logits_and_gradients(context, x, y)
-        _, far = logits_and_gradients(context, x_adv, y, statistics=False)
+        with without_statistics(context.trained):
+            _, far = logits_and_gradients(context, x_adv, y)
         weight = context.recipe.diversity * WEIGHT
         return {
             "ce": torch.stack([context.loss(row, y) for row in logits]).sum(),
