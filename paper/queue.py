@@ -235,7 +235,10 @@ def print_queue(measured: Mapping[str, Sequence[ItemResult]], as_json: bool) -> 
 def run_block(
     measured: Mapping[str, Sequence[ItemResult]], block: int | None, folder: Path | None, minutes: float, as_json: bool
 ) -> int:
-    """Start the jobs of a block; the exit code is 0 if all of them are done, 3 if time ran out, 1 if one failed."""
+    """Start the jobs of a block, and of the next ones as far as time allows.
+
+    The exit code is that of the block: 0 if all of its jobs are done, 3 if time ran out, 1 if one failed.
+    """
     plan = blocks(planned(measured))
     if block is None or folder is None:
         raise InputError(f"--block and --run go together, e.g. {BEGIN.format(1)}")
@@ -243,7 +246,7 @@ def run_block(
         raise InputError(f"--block is {block}; the plan has blocks 1 to {len(plan)}")
     if not minutes > 0:
         raise InputError(f"--minutes is {minutes:g}; expected a number > 0")
-    return run(plan[block - 1], folder, 60 * minutes, as_json)
+    return run(plan[block - 1], folder, 60 * minutes, as_json, plan[block:])
 
 
 def _print(job: Job) -> None:

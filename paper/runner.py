@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Run:
     running: dict[Job, Started]
     outcomes: dict[str, dict[str, Any]]
     jobs: int
+    begun: list[str] = field(default_factory=list)
 
     def start(self) -> None:
         """All that may start now; rows without training give way to a training (under MPS)."""
@@ -59,6 +60,7 @@ class Run:
                     start_new_session=True,  # so that it can be stopped with everything it has started
                 )
             self.running[job] = Started(process, time.monotonic())
+            self.begun.append(job.job)
 
     def collect(self) -> None:
         """Note the jobs that have ended."""
@@ -99,21 +101,32 @@ def _told(group: int, number: int) -> bool:
     return True
 
 
-def run(jobs: Sequence[Job], folder: Path, seconds: float, as_json: bool = False) -> int:
-    """The exit code: 0 if every job is done, 3 if time ran out (start it again to go on), 1 if one failed."""
+def run(
+    jobs: Sequence[Job],
+    folder: Path,
+    seconds: float,
+    as_json: bool = False,
+    later: Sequence[Sequence[Job]] = (),
+) -> int:
+    """The exit code: 0 if every job is done, 3 if time ran out (start it again to go on), 1 if one failed.
+
+    Once all have begun, those of `later` blocks follow, as far as time allows; nothing depends on how they end.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if "CUDA_MPS_PIPE_DIRECTORY" not in os.environ:
         print_note("without NVIDIA's MPS the jobs take turns on a GPU; paper/README.md says how to start it")
-    end, names = time.monotonic() + seconds, [job.job for job in jobs]
+    end, names, rest = time.monotonic() + seconds, [job.job for job in jobs], list(later)
     now_running = Run(folder, list(jobs), {}, _earlier(folder / LOG), len(jobs))
     for name in names:
         now_running.outcomes.pop(name, None)
     with _stopped_at_the_end(now_running):
         while (now_running.waiting or now_running.running) and time.monotonic() < end:
             now_running.start()
+            if rest and not now_running.waiting:
+                now_running.waiting += rest.pop(0)
             time.sleep(POLL)
             now_running.collect()
-        late = bool(now_running.waiting or now_running.running)
+        late = {job.job for job in (*now_running.waiting, *now_running.running)} & {*names}
     _show(now_running, names, as_json)
     failed = [name for name in names if now_running.outcomes.get(name, {}).get("exit") != 0]
     return 3 if late else 1 if failed else 0
@@ -138,6 +151,7 @@ def _earlier(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _show(run: Run, names: Sequence[str], as_json: bool) -> None:
+    names = [*names, *(name for name in run.begun if name not in names)]
     if as_json:
         print_json({"jobs": [run.outcomes[name] for name in names if name in run.outcomes]})
         return

@@ -156,6 +156,19 @@ def test_a_job_starts_after_the_one_it_adds_to(quick: None, tmp_path: Path) -> N
     assert runner.run(block, tmp_path, 60) == 0
 
 
+def test_the_next_block_follows_as_far_as_time_allows(
+    quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = [job("long", 9, command="sleep 0.6"), job("row", 1, True)]
+    later = [[job("next row", 1, True), job("next", 1)], [job("endless", 9, command="sleep 100")]]
+    assert runner.run(first, tmp_path, 4, later=later) == 0, "the block itself is done"
+    found = ended(tmp_path)
+    assert [found[name]["exit"] for name in ("long", "row", "next row", "next")] == [0, 0, 0, 0]
+    assert found["endless"]["status"] == "open" and "endless" in capsys.readouterr().out
+    log = [entry["job"] for entry in json.loads((tmp_path / runner.LOG).read_text())["jobs"]]
+    assert log.index("next row") < log.index("long") < log.index("next"), "rows beside the training, trainings after it"
+
+
 def test_when_time_is_up_every_process_is_stopped(quick: None, tmp_path: Path) -> None:
     """Also the children of a shell, and one that does not listen."""
     pids = tmp_path / "pids"
