@@ -23,6 +23,7 @@ ORDER = [
     ["randomness", "simplex"],
     ["losses"],
     ["geometry"],
+    ["combined"],
     ["ensemble"],
     ["deployment"],
     ["models"],

@@ -17,7 +17,8 @@ from torch import Tensor
 from recarc.attacks.base import Attack, check_at_least, check_count, differentiate
 from recarc.attacks.problem import Best, Problem
 from recarc.attacks.registry import register
-from recarc.ensemble import RandomizedEnsemble, majority, predictions_of, rounded
+from recarc.combined import majority
+from recarc.ensemble import RandomizedEnsemble, predictions_of, rounded
 from recarc.errors import InputError
 from recarc.geometry import Ball, per_sample, working_dtype
 from recarc.losses import margin, margin_over

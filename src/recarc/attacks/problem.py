@@ -10,7 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from recarc.ensemble import Divisible, Member, RandomizedEnsemble, as_ensemble, frozen, predictions_of
+from recarc.combined import Divisible, Member
+from recarc.ensemble import RandomizedEnsemble, as_ensemble, frozen, predictions_of
 from recarc.errors import InputError
 from recarc.geometry import Ball
 from recarc.inputs import check_finite, check_labels, check_x, check_y

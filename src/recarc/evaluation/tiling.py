@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from recarc.attacks.nearest_plane import Linearised, by_autograd
-from recarc.ensemble import Divisible, Member, RandomizedEnsemble
+from recarc.combined import Divisible, Member
+from recarc.ensemble import RandomizedEnsemble
 from recarc.runtime import COARSE, PRECISIONS, kernel_settings, out_of_memory
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recarc.ensemble import Divisible, Member, RandomizedEnsemble, as_ensemble
+from recarc.combined import Divisible, Member
+from recarc.ensemble import RandomizedEnsemble, as_ensemble
 from recarc.errors import InputError, first_line
 from recarc.fast.choice import FIXED, Way, fastest_way
 from recarc.fast.convert import folded_copy, in_search_precision, is_fully_fused, is_fused, is_traceable
