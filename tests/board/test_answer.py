@@ -140,12 +140,12 @@ def test_averages_are_held_against_drawing_and_larger_networks(tmp_path: Path) -
 
 def test_a_vote_that_several_ensembles_share_counts_once() -> None:
     right = np.zeros((2, 200), dtype=bool)
-    right[:, :100] = True
+    right[0, :120] = right[1, :80] = True
     vote = {"checked": {}, "kept": packed(np.arange(200)[None] < 120)}
     row = replace(a_row("X", right, 0), vote=0.6, provenance={"weights": ["a", "b"], "rivals": {"vote": vote}})
-    better = np.zeros((2, 200), dtype=bool)
-    better[:, :110] = True
-    other = replace(row, alpha=[0.4, 0.6], kept=packed(better), tight={"value": 0.55, "low": 0.5, "high": 0.6})
+    better = right.copy()
+    better[1, :100] = True
+    other = replace(row, alpha=[0.499, 0.501], kept=packed(better), tight={"value": 0.55, "low": 0.5, "high": 0.6})
     (said,) = rivals(Board(rows=(row, other)))
     words = "in 1 of 1 ensembles that keep 10 % or more (clearly in 1): by +5.00 points in the median"
     assert words in said, "against the one that keeps most when a member is drawn"

@@ -40,7 +40,7 @@ class Kind:
         weights = row.provenance.get("weights")
         if name != "vote" or not weights:
             return row.kind
-        return row.norm, tuple(w for w, a in zip(weights, row.alpha) if a > 0)
+        return row.norm, row.samples, tuple(w for w, a in zip(weights, row.alpha) if a > 0)
 
     def over_drawing(self, name: str) -> tuple[float, float, float] | None:
         """Value, low, high of what the average or the vote keeps more than drawing one, paired over the samples."""

@@ -89,13 +89,10 @@ class Row:
         """
         points = "those of an earlier run of the row"
         if "kept" in known:
-            right = unpacked(known["kept"], 1, self.samples)[0]
-            kept, points = float(right.mean()), "not known"
-            if name == "vote" and self.kept:
-                voting = np.array(self.alpha) > 0
-                still = right & unpacked(self.kept, len(self.alpha), self.samples)[voting].any(0)
+            right, still = unpacked(known["kept"], 1, self.samples)[0], self._still_right(name, known)
+            kept, points = float(still.mean()), "not known"
+            if self.kept:
                 lost = int(right.sum() - still.sum())
-                kept = float(still.mean())
                 points = f"{lost} {'sample more is' if lost == 1 else 'samples more are'} lost at the row's own points"
         if name == "vote":
             known = known | {"checked": {**known["checked"], "points_of_the_row": points}}
@@ -105,7 +102,16 @@ class Row:
     def rival_scores(self, name: str) -> np.ndarray | None:
         """(N,) what the average or the vote keeps at each sample; None in a row of older date."""
         known = self.rivals.get(name, {})
-        return unpacked(known["kept"], 1, self.samples)[0].astype(float) if "kept" in known else None
+        return self._still_right(name, known).astype(float) if "kept" in known else None
+
+    def _still_right(self, name: str, known: Json) -> np.ndarray:
+        """(N,) where a rival is right: a vote is not where the row's own attack fooled every member that votes."""
+        right = unpacked(known["kept"], 1, self.samples)[0]
+        if name != "vote" or not self.kept:
+            return right
+        voting = np.array(self.alpha) > 0
+        still: np.ndarray = right & unpacked(self.kept, len(self.alpha), self.samples)[voting].any(0)
+        return still
 
     @property
     def ours(self) -> bool:
