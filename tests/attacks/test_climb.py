@@ -248,7 +248,7 @@ class Counted(Planes):
 
 
 def test_a_vote_that_too_few_members_can_lose_is_left_alone() -> None:
-    """Two of three withstand: the third is not attacked, nor the vote any further, unless its gradients mislead."""
+    """Two of three withstand: the third is not attacked, nor is the vote without gradients, unless these mislead."""
     members = [Counted(9.0, 9.0), Counted(9.0, 9.0), Counted(0.55, 0.65)]
     problem = replace(three_voters(), ensemble=RandomizedEnsemble(members).voted())
     tight, asked = Tight("quick", steps=1, challenge=0.0), {}
@@ -259,7 +259,7 @@ def test_a_vote_that_too_few_members_can_lose_is_left_alone() -> None:
         assert problem.ensemble.predictions(outcome.mixture[0][1])[0, 0] == 0
         asked[name] = [member.asked for member in members]
     assert asked["usual"][0] == asked["usual"][1] > asked["usual"][2]
-    assert asked["masked"][0] > 10 * asked["usual"][0]
+    assert asked["masked"][0] > 5 * asked["usual"][0]
 
 
 def test_only_votes_are_attacked_through_their_members() -> None:

@@ -26,6 +26,7 @@ from recarc.geometry import Ball
 
 EXTRA = "extra_"  # begins the names of the stages that are attacks of the user's own
 LONGER = 5  # times the steps of the challenge for p = 1
+VOTE_STEPS, VOTE_ROUNDS = 50, 2  # of AutoPGD on a vote as a whole; times the rounds of Climb through its members
 SEARCH = 500  # queries; on the plateaus of a masked member, short searches find more than a long one
 
 
@@ -192,15 +193,14 @@ class Tight(Attack):
             _run(replace(attack, member=i, seed=self.seed + attack.seed, loss=loss), problem, best, standing)
 
     def _apart(self, effort: Effort, problem: Problem, best: Best) -> Generator[Stage, None, Tensor]:
-        """Where a member is a vote: fool each of its voters alone, then as many together as lose the vote.
+        """Where a member is a vote: fool each of its voters alone, then as many as lose the vote, then the vote itself.
 
         Returns (M, B) the votes that are safe as far as this can tell: too few of their voters fell, and no signal says
-        that gradients mislead. Those are attacked once more, as one classifier by its gradient, which finds some where
-        a voter masks its own; searches without gradients leave them alone, up to the challenge.
+        that gradients mislead. Searches without gradients leave them alone, up to the challenge.
         """
         safe = torch.zeros_like(best.wrong)
         votes = {i: apart for i in problem.ensemble.order if (apart := problem.apart(i)) is not None}
-        climb = replace(effort.climb, seed=self.seed, rounds=max(effort.climb.rounds, 1))
+        climb = replace(effort.climb, seed=self.seed, rounds=VOTE_ROUNDS * max(effort.climb.rounds, 1))
         for i, apart in votes.items():
             standing = (~best.ever_wrong[i]).nonzero()[:, 0]
             if not len(standing):
@@ -219,6 +219,8 @@ class Tight(Attack):
             if len(index):
                 for x_adv in climb.against_vote(voters.take(index), fooled.take(index)):
                     best.consider(problem, x_adv, standing[index])
+            whole = AutoPGD(steps=VOTE_STEPS, member=i, seed=self.seed)
+            _run(whole, problem, best, (~best.ever_wrong[i]).nonzero()[:, 0])
         if votes:
             yield Stage("members_apart", best.x_adv.clone())
         return safe
