@@ -4,7 +4,7 @@ A convolution y = w * x has two gradients, and all three are bilinear: y in (x, 
 w in (x, g). So the derivatives of each are again the other two. PyTorch instead computes the second derivative in the
 weights as a convolution with the images of the batch as channels and kernels as large as an image, which is slow.
 
-PyTorch composes the second derivative of batch norm from some 75 small operations. Here it is one formula, most of
+PyTorch composes the second derivative of batch norm from dozens of small operations. Here it is one formula, most of
 which is a first derivative again. Of a ReLU it computes one that is always zero, and goes on to add that up.
 """
 
