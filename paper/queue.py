@@ -246,7 +246,8 @@ def run_block(
         raise InputError(f"--block is {block}; the plan has blocks 1 to {len(plan)}")
     if not minutes > 0:
         raise InputError(f"--minutes is {minutes:g}; expected a number > 0")
-    return run(plan[block - 1], folder, 60 * minutes, as_json, plan[block:])
+    later = [job for one in plan[block:] for job in one]
+    return run(plan[block - 1], folder, 60 * minutes, as_json, later)
 
 
 def _print(job: Job) -> None:

@@ -43,9 +43,9 @@ class Run:
     jobs: int
     begun: list[str] = field(default_factory=list)
 
-    def start(self) -> None:
-        """All that may start now; rows without training give way to a training (under MPS)."""
-        while (job := next_job(self.waiting, self.running)) is not None:
+    def start(self, left: float) -> None:
+        """All that may start with so many seconds left; rows without training give way to trainings (under MPS)."""
+        while (job := next_job(self.waiting, self.running, left)) is not None:
             self.waiting.remove(job)
             here = Path(sys.executable).parent
             environment = {**os.environ, "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', '')}"}
@@ -106,24 +106,22 @@ def run(
     folder: Path,
     seconds: float,
     as_json: bool = False,
-    later: Sequence[Sequence[Job]] = (),
+    later: Sequence[Job] = (),
 ) -> int:
     """The exit code: 0 if every job is done, 3 if time ran out (start it again to go on), 1 if one failed.
 
-    Once all have begun, those of `later` blocks follow, as far as time allows; nothing depends on how they end.
+    Where these leave room, jobs of `later` blocks follow, as far as time allows; nothing depends on how they end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if "CUDA_MPS_PIPE_DIRECTORY" not in os.environ:
         print_note("without NVIDIA's MPS the jobs take turns on a GPU; paper/README.md says how to start it")
-    end, names, rest = time.monotonic() + seconds, [job.job for job in jobs], list(later)
-    now_running = Run(folder, list(jobs), {}, _earlier(folder / LOG), len(jobs))
+    end, names = time.monotonic() + seconds, [job.job for job in jobs]
+    now_running = Run(folder, [*jobs, *later], {}, _earlier(folder / LOG), len(jobs))
     for name in names:
         now_running.outcomes.pop(name, None)
     with _stopped_at_the_end(now_running):
         while (now_running.waiting or now_running.running) and time.monotonic() < end:
-            now_running.start()
-            if rest and not now_running.waiting:
-                now_running.waiting += rest.pop(0)
+            now_running.start(end - time.monotonic())
             time.sleep(POLL)
             now_running.collect()
         late = {job.job for job in (*now_running.waiting, *now_running.running)} & {*names}

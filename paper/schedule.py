@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 BLOCK = 25 * 60  # seconds for which a GPU can be had at a time
 # An evaluation holds 15 to 40 GB, a training up to 38, of the 139 GB of an H200 (queue.json, "rows of the board").
-ROWS_ALONE, ROWS_BESIDE = 5, 3  # rows without training at once, and beside a training
+ROWS_ALONE, ROWS_BESIDE = 5, 3  # rows without training at once, and beside trainings
 # 19 rows, 1,100 s one after the other, took 250 s eight at a time (queue.json, "rows without training"): each of them
 # slows the others by 12 %. Beside a training rows come second (CUDA_MPS_CLIENT_PRIORITY) and it keeps its speed: 142 s
 # were measured beside three jobs (queue.json, "measure figure7 AC&W") for passes that make 64. That holds for small
 # networks: ResNet-18 took 31 ms per step beside three rows (queue.json, "at, resnet18, linf, 8 epochs"), 14 alone, so
-# that nothing runs beside large ones.
+# that nothing starts beside large ones.
 SLOWER, BESIDE_TRAINING = 0.12, 0.5
+# A small network leaves half of the GPU idle: mrboost and gal together do 1.4 times the work of one after the other
+# (README.md), four members in one graph twice (results/bench-training-h200.json).
+TRAININGS, SLOWER_TRAINING = 3, 0.4  # of small networks at once; how much each slows the others
 
 
 @dataclass(frozen=True)
@@ -34,27 +38,22 @@ class Job:
     after: str = ""  # the job whose results it adds to
 
 
-def next_job(waiting: Sequence[Job], running: Collection[Job]) -> Job | None:
-    """The job to start now, if any.
+def next_job(waiting: Sequence[Job], running: Collection[Job], left: float = math.inf) -> Job | None:
+    """The job to start now, if any: in the order of the plan, while there is one that ends within the seconds left.
 
-    Trainings one after the other, first those that want the GPU for themselves; beside the others rows without
-    training, longest first.
+    Trainings first, a large network by itself; beside those of small ones rows without training.
     """
-    training = any(not job.beside for job in running)
-    trainings = [] if training else sorted((job for job in waiting if not job.beside), key=lambda job: not job.alone)
-    if trainings:
-        return trainings[0]
-    if any(job.alone for job in (*waiting, *running)):
+    if any(job.alone for job in running):
         return None
+    fitting = [job for job in waiting if job.seconds <= left] or list(waiting)
+    training = sum(not job.beside for job in running)
+    first = next((job for job in fitting if not job.beside), None)
+    if first is not None and training < (1 if first.alone else TRAININGS):
+        return first
     if sum(job.beside for job in running) >= (ROWS_BESIDE if training else ROWS_ALONE):
         return None
     unfinished = {job.job for job in (*waiting, *running)}
-    ready = [job for job in waiting if job.beside and job.after not in unfinished]
-    return max(ready, key=lambda job: _with_followers(job, waiting), default=None)
-
-
-def _with_followers(job: Job, waiting: Sequence[Job]) -> float:
-    return job.seconds + max((other.seconds for other in waiting if other.after == job.job), default=0.0)
+    return next((job for job in fitting if job.beside and job.after not in unfinished), None)
 
 
 def length(jobs: Sequence[Job]) -> float:
@@ -72,11 +71,10 @@ def length(jobs: Sequence[Job]) -> float:
 
 
 def _speed(job: Job, running: Collection[Job]) -> float:
+    trainings = sum(not other.beside for other in running)
     if not job.beside:
-        return 1.0
-    if any(not other.beside for other in running):
-        return BESIDE_TRAINING
-    return 1 / (1 + SLOWER * (len(running) - 1))
+        return 1 / (1 + SLOWER_TRAINING * (trainings - 1))
+    return BESIDE_TRAINING / trainings if trainings else 1 / (1 + SLOWER * (len(running) - 1))
 
 
 def blocks(planned: Sequence[Job]) -> list[list[Job]]:

@@ -31,8 +31,9 @@ def rows(*seconds: float) -> list[Job]:
     return [job(f"row {i}", each, beside=True) for i, each in enumerate(seconds)]
 
 
-def test_trainings_follow_each_other_and_rows_run_beside_them() -> None:
-    assert schedule.length([job("a", 300), job("b", 500)]) == 800
+def test_how_long_jobs_take_side_by_side() -> None:
+    assert schedule.length([job("a", 300), job("b", 500)]) == pytest.approx(620), "1.4 times the work of one"
+    assert schedule.length([job("a", 300, alone=True), job("b", 500, alone=True)]) == 800, "large networks in turn"
     assert schedule.length(rows(400)) == 400, "nothing is gained by a row that is alone"
     assert schedule.length([job("a", 900), *rows(200, 100)]) == 900, "rows at half their speed are done before it"
     assert schedule.length([job("a", 100), *rows(400)]) == 100 + 350, "50 s of the row are done beside the training"
@@ -43,24 +44,33 @@ def test_trainings_follow_each_other_and_rows_run_beside_them() -> None:
     assert schedule.length(chain) == 200
 
 
-def test_what_may_start_is_limited_by_memory() -> None:
-    waiting, running = [job("b", 10), *rows(5, 9, 7, 8, 6, 4)], [job("a", 10)]
-    while (found := schedule.next_job(waiting, running)) is not None:
+def started(waiting: list[Job], left: float = 1000) -> list[str]:
+    running: list[Job] = []
+    while (found := schedule.next_job(waiting, running, left)) is not None:
         waiting.remove(found)
         running.append(found)
-    assert [one.seconds for one in running] == [10, 9, 8, 7], "three rows beside a training, the longest first"
-    started: list[Job] = []
-    waiting = rows(5, 9, 7, 8, 6, 4)
-    while (found := schedule.next_job(waiting, started)) is not None:
-        waiting.remove(found)
-        started.append(found)
-    assert len(started) == schedule.ROWS_ALONE == 5 and [one.seconds for one in waiting] == [4]
+    return [one.job for one in running]
+
+
+def test_what_may_start_is_limited_by_memory() -> None:
+    small = [job(name, 10) for name in "abcd"]
+    assert started([*rows(5, 9, 7, 8, 6, 4), *small]) == ["a", "b", "c", "row 0", "row 1", "row 2"]
+    assert started(rows(5, 9, 7, 8, 6, 4)) == [f"row {k}" for k in range(schedule.ROWS_ALONE)]
+    large = job("large", 9, alone=True)
+    assert started([*rows(5), large, *small]) == ["large"], "nothing starts beside it"
+    assert started([small[0], large, *small[1:], *rows(5)]) == ["a", "row 0"], "it waits for the small ones, rows go on"
+
+
+def test_a_job_that_cannot_end_in_time_gives_way() -> None:
+    waiting = [job("long", 500), *rows(300, 90), job("follower", 5, True, after="row 0"), job("short", 80)]
+    assert started(waiting, left=100) == ["short", "row 1"] and waiting[0].job == "long"
+    assert started([job("long", 500)], left=100) == ["long"], "but nothing is lost by beginning it"
 
 
 def test_blocks_are_filled_in_order() -> None:
-    planned = [job(str(k), seconds) for k, seconds in enumerate((600, 2000, 900, 700, 200))]
+    planned = [job(str(k), seconds, alone=True) for k, seconds in enumerate((600, 2000, 900, 700, 200))]
     assert [[one.job for one in block] for block in schedule.blocks(planned)] == [["0", "2"], ["1"], ["3", "4"]]
-    late = [job("0", 1000), job("1", 1000), job("first", 1100, True), job("second", 100, True, after="first")]
+    late = [job("0", 1000, alone=True), job("1", 1000, alone=True), job("first", 1100, True), job("second", 100, True, after="first")]
     assert [[one.job for one in block] for block in schedule.blocks(late)] == [["0"], ["1"], ["first", "second"]]
 
 
@@ -159,8 +169,8 @@ def test_a_job_starts_after_the_one_it_adds_to(quick: None, tmp_path: Path) -> N
 def test_the_next_block_follows_as_far_as_time_allows(
     quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = [job("long", 9, command="sleep 0.6"), job("row", 1, True)]
-    later = [[job("next row", 1, True), job("next", 1)], [job("endless", 9, command="sleep 100")]]
+    first = [job("long", 1, command="sleep 0.6"), job("row", 1, True)]
+    later = [job("next row", 1, True), job("next", 1, alone=True), job("endless", 1, command="sleep 100")]
     assert runner.run(first, tmp_path, 4, later=later) == 0, "the block itself is done"
     found = ended(tmp_path)
     assert [found[name]["exit"] for name in ("long", "row", "next row", "next")] == [0, 0, 0, 0]
