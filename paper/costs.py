@@ -23,10 +23,16 @@ MMACS = {
 }
 LARGE = 100  # million multiply-adds: from here on a GPU is busy with arithmetic rather than with launches
 # Million multiply-adds a second on one H200, forward and backward. Attacks: 400,000 passes through a ResNet-20 in
-# 2.58 s (TF32, results/bench), 11,730 a second through a ResNet-18 at 224 pixels (results/throughput.json).
-# 2,010,000 through EfficientNet-lite in 480 s (the rows of results/imagenet-sample.json, counted as here).
+# 2.58 s (TF32, results/bench), 13,370,000 of ResNet-18s in 119 s (its row of results/table1.json, counted as here,
+# beside other jobs), 11,730 a second through a ResNet-18 at 224 pixels (results/throughput.json), 2,010,000 through
+# EfficientNet-lite in 480 s (the rows of results/imagenet-sample.json, counted as here).
 # Training: 8 passes of 128 images in 5.82 ms (ResNet-20) and 14.0 ms (ResNet-18, results/bench).
-ATTACK = {"small": 400_000 / 2.58 * 40.6, "large": 11_730 * 1814.1, "package": 2_010_000 / 480 * 530.0}
+ATTACK = {
+    "small": 400_000 / 2.58 * 40.6,
+    "large": 13_370_000 / 119 * 555.4,
+    "imagenet": 11_730 * 1814.1,
+    "package": 2_010_000 / 480 * 530.0,
+}
 TRAIN = {"small": 128 * 8 / 5.82e-3 * 40.6, "large": 128 * 8 / 14.0e-3 * 555.4}
 SAMPLE = 500  # images that the pretrained members are tried on
 # Passes per image and epoch of methods that do not attack with PGD: ADP none; DVERGE 10 steps of distillation and two
@@ -41,7 +47,8 @@ def net(ensemble: EnsembleRecipe) -> str:
 
 def seconds(passes: float, ensemble: EnsembleRecipe, rates: dict[str, float]) -> float:
     size = MMACS[net(ensemble)]
-    return passes * size / rates["package" if ensemble.package else "large" if size > LARGE else "small"]
+    kind = "package" if ensemble.package else "large" if size > LARGE else "small"
+    return passes * size / rates[ensemble.data if kind == "large" and ensemble.data in rates else kind]
 
 
 def passes(attack: Attack, members: int, classes: int) -> float:
