@@ -249,6 +249,8 @@ def board_of(gains: dict[str, float]) -> Board:
             cross=[[0.4] * (2 + k)] * (2 + k),
             curve=[[0.0, 0.3, 0.3], [0.5, 0.32, 0.3], [1.0, 0.3, 0.3]],
             vote=0.31,
+            flops=8.1e7,
+            minutes=1.0 + k,
             provenance={
                 "command": f"recarc evaluate {method}",
                 "training": f"recarc train {method}",
@@ -271,6 +273,10 @@ def test_the_board_sorts_filters_and_opens(browser: Any, tmp_path: Path) -> None
             assert opened.page.evaluate(names) == ["a", SCRIPT, "b"]
             opened.page.locator("button[data-sort=gain]").click()
             assert opened.page.evaluate(names) == ["b", SCRIPT, "a"]
+            if width > 640:  # a phone has the costs in the details
+                opened.page.locator("button[data-sort=minutes]").click()
+                assert opened.page.evaluate(names) == [SCRIPT, "a", "b"], "the longest training first"
+                opened.page.locator("button[data-sort=gain]").click()
             assert opened.page.evaluate(
                 "(e => e.scrollWidth <= e.parentNode.clientWidth)(document.querySelector('.board'))"
             )
