@@ -35,9 +35,14 @@ def test_how_long_jobs_take_side_by_side() -> None:
     assert schedule.length([job("a", 300), job("b", 500)]) == pytest.approx(620), "1.4 times the work of one"
     assert schedule.length([job("a", 300, alone=True), job("b", 500, alone=True)]) == 800, "large networks in turn"
     assert schedule.length(rows(400)) == 400, "nothing is gained by a row that is alone"
-    assert schedule.length([job("a", 900), *rows(200, 100)]) == 900, "rows at half their speed are done before it"
-    assert schedule.length([job("a", 100), *rows(400)]) == 100 + 350, "50 s of the row are done beside the training"
-    assert schedule.length([*rows(50), job("small", 100), job("large", 300, alone=True)]) == 400, "and none beside it"
+    begun = 200 / 1.66 + 200 / 1.33  # seconds of the training that are done beside two rows and beside one
+    assert schedule.length([job("a", 900), *rows(200, 100)]) == pytest.approx(400 + 900 - begun), "rows at half speed"
+    assert schedule.length([job("a", 100), *rows(400)]) == pytest.approx(133 + 400 - 66.5), (
+        "66.5 s of the row beside it"
+    )
+    assert schedule.length([*rows(50), job("small", 100), job("large", 300, alone=True)]) == pytest.approx(
+        425.25, abs=1
+    ), "and none beside it"
     five, eight = schedule.length(rows(*[100] * 5)), schedule.length(rows(*[100] * 8))
     assert five == pytest.approx(100 * (1 + 4 * schedule.SLOWER)) and eight > five, "at most five at once"
     chain = [job("first", 100, True), job("second", 100, True, after="first")]
@@ -70,7 +75,12 @@ def test_a_job_that_cannot_end_in_time_gives_way() -> None:
 def test_blocks_are_filled_in_order() -> None:
     planned = [job(str(k), seconds, alone=True) for k, seconds in enumerate((600, 2000, 900, 700, 200))]
     assert [[one.job for one in block] for block in schedule.blocks(planned)] == [["0", "2"], ["1"], ["3", "4"]]
-    late = [job("0", 1000, alone=True), job("1", 1000, alone=True), job("first", 1100, True), job("second", 100, True, after="first")]
+    late = [
+        job("0", 1000, alone=True),
+        job("1", 1000, alone=True),
+        job("first", 1100, True),
+        job("second", 100, True, after="first"),
+    ]
     assert [[one.job for one in block] for block in schedule.blocks(late)] == [["0"], ["1"], ["first", "second"]]
 
 
