@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paper.tables import Grid
 from recarc.board import Board, Row
-from recarc.board.answer import answer, comparisons, rivals
+from recarc.board.answer import answer, comparisons, own, rivals
 
 HEADER = [
     *("ensemble", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "most", "P(R)", "verdict"),
@@ -21,7 +21,7 @@ def board_table(path: Path) -> str:
         return "Not measured yet: `recarc board add`, then `--render`."
     board = Board.read(path)
     cells = [board_cells(row) for row in board.rows]
-    parts = [answer(board), Grid("", HEADER, cells).markdown(), *rivals(board)]
+    parts = [answer(board), own(board), Grid("", HEADER, cells).markdown(), *rivals(board)]
     against = []
     for over in comparisons(board):
         figures = [signed(*over.tight), signed(over.adaptive_pgd), signed(over.arc)]
@@ -40,8 +40,8 @@ def board_cells(row: Row) -> list[str]:
         f"{row.name}{images}{' (ours)' if row.ours else ''}",
         *(f"{100 * value:.2f}" for value in figures),
         signed(row.gain["value"], row.gain["low"], row.gain["high"]) if several else "",
-        f"{100 * row.most:.2f}" if several else "",
-        "" if row.joint is None else f"{100 * row.joint:.2f}",
+        row.most_text,
+        row.joint_text,
         row.verdict_text,
         *(row.rival_text(name) for name in ("average", "vote")),
         "" if row.flops is None else f"{row.flops / 1e6:.0f}",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recarc.board.answer import answer, comparisons, remarks, rivals
+from recarc.board.answer import answer, comparisons, own, remarks, rivals
 from recarc.board.boards import Board
 from recarc.board.kinds import Kind
 from recarc.board.page import gain_marks, write_board
@@ -160,6 +160,26 @@ def test_the_shown_table_has_a_heading_for_every_figure(tmp_path: Path, capsys: 
     assert run(["board", "show", "--board", str(Board(rows=(row,)).write(tmp_path / "b.json"))]) == 0
     heading, cells = (re.split("[│┃]", line) for line in capsys.readouterr().out.splitlines() if line[0] in "│┃")
     assert len(heading) == len(cells) == 15 and heading[-2].strip() == "verdict" and cells[-2].strip() == "open"
+
+
+def test_recarcs_own_methods_are_named_with_the_answer() -> None:
+    independent, mine = a_row("IAT", bits(0.25), 0), a_row("JAT, 0.5", bits(0.5), 0, 0.01)
+    assert own(Board(rows=(independent,))) == ""
+    (said,) = [line for line in remarks(Board(rows=(independent, mine))) if "own methods" in line]
+    assert "JAT, 0.5, linf, M = 2, alpha uniform (one seed) +1.00 [+0.90, +1.10] against its best member" in said
+    assert "+25.00 [" in said and said.endswith("against IAT with as many members (points).")
+    assert "against IAT" not in own(Board(rows=(mine,)))
+
+
+def test_figures_are_printed_with_their_intervals_as_far_as_they_are_known() -> None:
+    row = replace(a_row("X", bits(0.25), 0), most=0.01, joint=0.02, average=0.5)
+    assert (row.most_text, row.joint_text) == ("1.00", "2.00 [0.78, 5.03]")
+    assert replace(row, most_ends=[0.0, 0.02]).most_text == "1.00 [0.00, 2.00]"
+    assert replace(row, members=1, joint=None).most_text == replace(row, joint=None).joint_text == ""
+    assert row.rival_text("average") == "50.00 (no record)" and row.rival_text("vote") == ""
+    training = "recarc train bat --epochs 50"
+    assert replace(row, provenance={"training": training}).epochs == "50"
+    assert replace(row, provenance={"training": f"{training} --start FIRST_MEMBERS"}).epochs is None
 
 
 def test_members_that_are_never_drawn_do_not_count() -> None:

@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from recarc.board.scoring import row_of
 from recarc.cli.app import run
 from recarc.data import load
 from recarc.evaluation import Evaluation
+from recarc.evaluation.masking import Signal
 from recarc.evaluation.verdict import Verdict
 from recarc.exact.floors import Floor
 from recarc.report.runs import load_runs
@@ -50,11 +52,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def added(folder: Path, board: Board = DIGITS, name: str = "run") -> object:
-    return entry.check_entry(folder / name, board, folder / "mine", again=6, seed=1)
+    return entry.check_entry(folder / name, board, folder / "mine", seed=1)
 
 
 def test_an_entry_becomes_a_row(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    add = ["board", "add", f"{folder / 'run'}", "--ensemble", f"{folder / 'mine'}", "--again", "6"]
+    add = ["board", "add", f"{folder / 'run'}", "--ensemble", f"{folder / 'mine'}"]
     assert run([*add, "--board", f"{folder / 'board.json'}"]) == 0
     assert "saved inputs" not in capsys.readouterr().err
     (row,) = Board.read(folder / "board.json").rows
@@ -259,11 +261,46 @@ def test_a_row_says_that_its_inputs_were_not_handed_in(folder: Path, tmp_path: P
     assert entry.judged_again(given) == "not handed in"
 
 
-def test_a_run_that_claims_more_than_is_found_again_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [
+        ("adversarial", "keep"),
+        ("alone", r"keep [\d.]+ % \(member 0 alone\) where the run says 0.00 %"),
+        ("clean", r"keep [\d.]+ % \(clean\) where the run says 0.00 %"),
+    ],
+)
+def test_a_run_that_claims_other_figures_than_are_found_again_is_refused(folder: Path, part: str, what: str) -> None:
+    """Members that seem to keep nothing alone would make any ensemble look like a gain."""
     given = handed_in(folder)
-    given.run.evaluation.records.adversarial[:] = given.run.evaluation.labels
-    with pytest.raises(InputError, match="attacked again, 12 samples of run keep"):
-        entry.attacked_again(given, SAMPLES, 0)
+    found = evaluate(given.ensemble, entry.Tight(), given.samples.batch(np.arange(SAMPLES)), given.ball, progress=False)
+    records = given.run.evaluation.records
+    assert "12 samples (seed 7): " in entry.found_again(given.run, np.arange(SAMPLES), found, 7)
+    getattr(records, part)[:] = {"adversarial": given.run.evaluation.labels, "alone": False, "clean": -1}[part]
+    with pytest.raises(InputError, match=f"attacked again, 12 samples of run {what}"):
+        entry.found_again(replace(given.run, evaluation=replace(given.run.evaluation)), np.arange(SAMPLES), found, 7)
+
+
+def test_a_run_without_its_signals_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(InputError, match=r"the summary.json of .* is missing, or is not that of its run"):
+        entry.check_entry(tmp_path / "run", DIGITS, folder / "mine")
+
+
+def test_signals_that_are_found_again_mark_the_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = evaluate
+
+    def masked(*given: Any, **options: Any) -> Evaluation:
+        return replace(real(*given, **options), signals=[Signal(1, "margin_jumps", 0.5)])
+
+    monkeypatch.setattr(entry, "evaluate", masked)
+    row = added(folder)
+    assert isinstance(row, Row) and row.signals == ["margin_jumps"] and row.verdict == "open"
+
+
+def test_too_few_samples_to_attack_again_are_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="again is 1; at least 64 samples must be attacked again"):
+        entry.check_entry(folder / "run", DIGITS, folder / "mine", again=1)
 
 
 def test_a_row_with_half_an_interval_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_own_networks_enter_if_trusted_and_masked_ones_are_marked(mine: Path, capsys: Any) -> None:
     problem = ["--data", "digits", "--eps", "0.1", "--limit", "12", "--device", "cpu", "--quiet"]
     assert run(["evaluate", "mine", *problem, "--trust-code", "--out", "run"]) == 0
-    add = ["board", "add", "run", "--ensemble", "mine", "--again", "4", "--device", "cpu"]
+    add = ["board", "add", "run", "--ensemble", "mine", "--device", "cpu"]
     assert run(add) == 2
     assert "--trust-code on the command line" in capsys.readouterr().err and not Board.read("board.json").rows
     assert run([*add, "--trust-code"]) == 0

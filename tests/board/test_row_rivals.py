@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def added(folder: Path, name: str, board: Path | None = None, ensemble: Path | None = None, *more: str) -> int:
     ensemble, board = ensemble or folder / "mine", board or folder / "board.json"
-    add = ["board", "add", f"{folder / name}", "--ensemble", f"{ensemble}", "--again", "4", "--board", f"{board}"]
+    add = ["board", "add", f"{folder / name}", "--ensemble", f"{ensemble}", "--board", f"{board}"]
     return run([*add, *more])
 
 
@@ -133,7 +133,8 @@ def test_signals_of_a_rival_are_named_and_its_figure_left_out(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     shutil.copytree(folder / "vote", tmp_path / "vote")
-    RunFolder.open(tmp_path / "vote").record_warnings([], [Signal(0, "margin_jumps", 0.5)])
+    vote = RunFolder.open(tmp_path / "vote")
+    vote.write_summary({**vote.summary(), "signals": [Signal(0, "margin_jumps", 0.5).to_json()]})
     assert run(["board", "show", "--board", f"{board}"]) == 0 and "majority vote" not in capsys.readouterr().out
     assert added(folder, "vote", board) == 0
     assert run(["board", "show", "--board", f"{board}"]) == 0 and "majority vote" in capsys.readouterr().out

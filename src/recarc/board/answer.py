@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from recarc.board.boards import Board
-from recarc.board.kinds import BROKEN, Kind, Over
+from recarc.board.kinds import BROKEN, Kind, Over, counted
 from recarc.evaluation.intervals import holm, p_value
 
 AIM = 0.02  # a gain that would matter: two points
@@ -13,28 +13,46 @@ AIM = 0.02  # a gain that would matter: two points
 
 def answer(board: Board) -> str:
     """Does any randomized ensemble help? In two sentences."""
-    counted, helping, hurting = board.counted, board.helping(), board.hurting()
+    some, helping, hurting = board.counted, board.helping(), board.hurting()
     if not board.kinds:
         return "No randomized ensemble is on this board yet."
-    if not counted:
+    if not some:
         return f"Not so far: no randomized ensemble here keeps {100 * BROKEN:.0f} % or more and hides no gradients."
-    trained = sum(len(kind.rows) for kind in counted)
-    seeds = f" ({trained} with their seeds)" if trained > len(counted) else ""
-    ensembles = f"ensemble{'s' * (len(counted) > 1)}{_that_count(board)}"
+    trained = sum(len(kind.rows) for kind in some)
+    seeds = f" ({trained} with their seeds)" if trained > len(some) else ""
+    ensembles = f"ensemble{'s' * (len(some) > 1)}{_that_count(board)}"
     first = (
-        f"{_in_a_word(helping)}: of {len(counted)} randomized {ensembles}{seeds}, {_keep(helping)} "
+        f"{_in_a_word(helping)}: of {len(some)} randomized {ensembles}{seeds}, {_keep(helping)} "
         f"more under the strongest attack than their best member does alone, {_keep(hurting)} less, and "
-        f"{len(counted) - len(helping) - len(hurting)} cannot be told apart from it (paired intervals, corrected for "
+        f"{len(some) - len(helping) - len(hurting)} cannot be told apart from it (paired intervals, corrected for "
         f"the number of comparisons){_at_floor(helping)}."
     )
-    largest = max(helping or counted, key=lambda kind: kind.gain[0])
+    largest = max(helping or some, key=lambda kind: kind.gain[0])
     what = "least loss" if largest.gain[0] < 0 else "largest gain"
     return f"{first} The {what} is {largest.sentence}{_one_network(board)}."
 
 
+def own(board: Board) -> str:
+    """What the methods of recarc gain, over their best member and over independent members; nothing without any."""
+    found = []
+    for kind in board.counted:
+        if kind.rows[0].ours:
+            over = board.over(kind.rows[0])
+            against = f", {_points(over.tight)} against {over.rival} with as many members" if over else ""
+            seeds = counted(len(kind.rows))
+            found.append(f"{kind.rows[0].kind} ({seeds}) {_points(kind.gain)} against its best member{against}")
+    return f"recarc's own methods: {'; '.join(found)} (points)." if found else ""
+
+
+def _points(figure: tuple[float, float, float]) -> str:
+    value, low, high = (100 * end for end in figure)
+    return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
 def remarks(board: Board) -> list[str]:
-    """Averaged or voted instead of drawn; then what each kind keeps more or less than independent members."""
-    return [*rivals(board), *(over.sentence for over in comparisons(board))]
+    """recarc's own methods; averaged or voted instead of drawn; then each kind against independent members."""
+    mine = own(board)
+    return [*([mine] if mine else []), *rivals(board), *(over.sentence for over in comparisons(board))]
 
 
 def comparisons(board: Board) -> list[Over]:

@@ -16,7 +16,7 @@ from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError
 from recarc.evaluation.fingerprint import attack_text, eps_text, module_hash
 from recarc.evaluation.resume import SAVED_SAMPLES, FirstLogits
-from recarc.evaluation.run_folder import RunFolder
+from recarc.evaluation.run_folder import SUMMARY, RunFolder
 from recarc.evaluation.samples import Samples
 from recarc.evaluation.tiling import reproducible
 from recarc.report.runs import Run
@@ -49,7 +49,11 @@ def _check_effort(run: Run) -> None:
         raise InputError(f"{run.name} used the preset {tight.get('preset')}; a row needs {' or '.join(PRESETS)}")
     for name, given, needed in _weaker_knobs(tight):
         raise InputError(f"{run.name} used {name}={given}; a row needs {needed}: evaluate without that knob of Tight")
-    if None in RunFolder.open(run.evaluation.path or run.name).first_logits:
+    folder = RunFolder.open(run.evaluation.path or run.name)
+    noted = {(signal.member, signal.name) for signal in run.evaluation.signals}
+    if not folder.summary().get("complete") or not {*map(tuple, tight.get("masked") or ())} <= noted:
+        raise InputError(f"the {SUMMARY} of {run.name} is missing, or is not that of its run: rerun its command")
+    if None in folder.first_logits:
         raise InputError(f"a member of {run.name} is random: it gives one input different logits, so nothing is exact")
 
 

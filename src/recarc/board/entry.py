@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError
 from recarc.evaluation.engine import evaluate
 from recarc.evaluation.fingerprint import eps_text
-from recarc.evaluation.intervals import paired_interval
+from recarc.evaluation.intervals import p_value, paired_interval
+from recarc.evaluation.masking import Signal
+from recarc.evaluation.result import Evaluation
 from recarc.evaluation.run_folder import RunFolder
 from recarc.evaluation.samples import Samples
 from recarc.evaluation.tiling import reproducible
@@ -34,7 +36,8 @@ from recarc.models.store import ensemble_folder
 from recarc.report.gallery import attacked_samples
 from recarc.report.runs import Run, load_runs
 
-AGAIN = 64  # samples that are attacked again
+AGAIN = 64  # samples that are attacked again, at least
+CLEARLY = 0.001  # p-value below which what is found again is another figure than the run's: there are many comparisons
 AGREES = 0.001  # by how much the accuracy of the saved inputs may differ on another machine
 BATCH = 256
 
@@ -68,8 +71,11 @@ def check_entry(
     """The row of a run on the board's data, or a rival of rows; an InputError of one line says why there is none.
 
     The weights must be those of the run; saved inputs are judged again in float32; `again` samples, drawn now, are
-    attacked again by `Tight`, which must not find clearly more than the run did. `trust_code` as in `load_ensemble`.
+    attacked again by `Tight`, which must not find clearly more than the run did, nor other figures of the members
+    alone. `trust_code` as in `load_ensemble`.
     """
+    if again < AGAIN:
+        raise InputError(f"again is {again}; at least {AGAIN} samples must be attacked again (or all, of fewer)")
     run = one_run(path)
     check_run(run, board)
     folder = ensemble_folder(ensemble if ensemble is not None else run.ensemble)
@@ -80,8 +86,8 @@ def check_entry(
         if method is not None or alpha_by is not None:
             given = "--method" if method is not None else "--alpha-by"
             raise InputError(f"{run.name} is a run of the {name} of a row, whose name and alpha it has; omit {given}")
-        signals = sorted({signal.name for signal in run.evaluation.signals})
-        known = {**_measured(run), "signals": signals, "checked": _checked(Entry(run, rival, samples), again, drawn)}
+        checked, signals = _checked(Entry(run, rival, samples), again, drawn)
+        known = {**_measured(run), "signals": sorted({signal.name for signal in signals}), "checked": checked}
         return Rival(name, tuple(rows), run.evaluation.robust_scores, known)
     rec = rec.with_alpha(run.alpha)
     made_by = rec.made_by
@@ -90,7 +96,7 @@ def check_entry(
     check_members(run, rec, samples)
     board.check_place(kind, row_name(kind, made_by.get("seed", 0)), len(run.evaluation), training_command(made_by))
     entry = Entry(run, rec, samples)
-    checked = _checked(entry, again, drawn)
+    checked, signals = _checked(entry, again, drawn)
     cross = cross_robustness(entry, again, drawn)
     machine = made_by.get("machine")
     provenance = {
@@ -104,7 +110,7 @@ def check_entry(
         "checked": checked,
     }
     return row_of(
-        run,
+        replace(run, evaluation=replace(run.evaluation, signals=signals)),
         method,
         flops=flops(rec, entry.samples),
         cross=cross,
@@ -123,13 +129,17 @@ def _measured(run: Run) -> Json:
     }
 
 
-def _checked(entry: Entry, again: int, seed: int) -> Json:
-    """What was found where the run was checked."""
-    return {
+def _checked(entry: Entry, again: int, seed: int) -> tuple[Json, list[Signal]]:
+    """What was found where the run was checked, in words, and every signal of masked gradients, old and new."""
+    checked = {
         "weights": check_members(entry.run, entry.ensemble, entry.samples),
         "inputs": judged_again(entry),
-        "attacked_again": attacked_again(entry, again, seed),
     }
+    rows, known = drawn_rows(entry, again, seed), entry.run.evaluation.signals
+    found = evaluate(entry.ensemble, Tight(), entry.samples.batch(rows), entry.ball, progress=False)
+    checked["attacked_again"] = found_again(entry.run, rows, found, seed)
+    seen = {(signal.member, signal.name) for signal in known}
+    return checked, [*known, *(signal for signal in found.signals if (signal.member, signal.name) not in seen)]
 
 
 def one_run(path: str | Path) -> Run:
@@ -188,20 +198,37 @@ def saved_inputs(run: Run) -> Iterator[tuple[np.ndarray, Tensor]]:
             yield rows[start : start + BATCH], x_adv[start : start + BATCH]
 
 
-def attacked_again(entry: Entry, count: int, seed: int) -> str:
-    """Attack some samples once more; the run must not claim clearly more than is found now."""
-    rows = drawn_rows(entry, count, seed)
-    x, y = entry.samples.batch(rows)
-    found = evaluate(entry.ensemble, Tight(), (x, y), entry.ball, progress=False)
-    excess = entry.run.evaluation.robust_scores[rows] - found.robust_scores
-    said, now = (
-        100 * float(scores.mean()) for scores in (entry.run.evaluation.robust_scores[rows], found.robust_scores)
-    )
-    if paired_interval(excess)[0] > 0 and excess.any():
-        raise InputError(
-            f"attacked again, {len(rows)} samples of {entry.run.name} keep {now:.2f} % where the run says {said:.2f} %"
-        )
-    return f"{len(rows)} samples (seed {seed}): {now:.2f} %, in the run {said:.2f} %"
+def found_again(run: Run, rows: np.ndarray, found: Evaluation, seed: int) -> str:
+    """What another attack found on these rows; the run must not claim clearly more, nor other figures of its parts."""
+    said, now = run.evaluation.robust_scores[rows], found.robust_scores
+    again = f"attacked again, {len(rows)} samples of {run.name} keep"
+    if paired_interval(said - now)[0] > 0 and (said - now).any():
+        raise InputError(f"{again} {100 * now.mean():.2f} % where the run says {100 * said.mean():.2f} %")
+    for name, claimed, seen in _parts(run.evaluation, rows, found):
+        if p_value(*paired_interval(claimed - seen)) < CLEARLY:
+            raise InputError(
+                f"{again} {100 * seen.mean():.2f} % ({name}) where the run says {100 * claimed.mean():.2f} %"
+            )
+    sample = "sample" if len(rows) == 1 else "samples"
+    words = f"{len(rows)} {sample} (seed {seed}): {100 * now.mean():.2f} %, in the run {100 * said.mean():.2f} %"
+    if len(found.alpha) == 1:
+        return words
+    name, claimed, seen = max(_alone(run.evaluation, rows, found), key=lambda part: float(part[1].mean()))
+    return f"{words}; {name} {100 * seen.mean():.2f} %, in the run {100 * claimed.mean():.2f} %"
+
+
+def _parts(known: Evaluation, rows: np.ndarray, found: Evaluation) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """(what, claimed, found now) of the figures beside the robust accuracy that a row is made of, (n,) each."""
+    yield "clean", known.clean_scores[rows], found.clean_scores
+    for stage, name in (("adaptive_pgd", "under AdaptivePGD"), ("arc", "under ARC")):
+        yield name, known.score(known.stages[stage])[rows], found.score(found.stages[stage])
+    yield from _alone(known, rows, found)
+
+
+def _alone(known: Evaluation, rows: np.ndarray, found: Evaluation) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    assert known.alone is not None and found.alone is not None
+    for i in np.flatnonzero(known.alpha > 0):
+        yield f"member {i} alone", known.alone[i, rows].astype(float), found.alone[i].astype(float)
 
 
 def drawn_rows(entry: Entry, count: int, seed: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from recarc.board.answer import answer, comparisons, rivals
+from recarc.board.answer import answer, comparisons, own, rivals
 from recarc.board.boards import Board
 from recarc.board.kinds import BROKEN
 from recarc.board.rows import Row, in_words
@@ -28,6 +28,7 @@ def write_board(board: Board, path: str | Path) -> Path:
             rows=[(row, marks[row.name], sort_key(row, marks[row.name])) for row in rows],
             title=TITLE,
             answer=answer(board),
+            own=own(board),
             rivals=rivals(board),
             comparisons=comparisons(board),
             span=SPAN,

@@ -77,10 +77,29 @@ class Row:
         found: list[str] = self.rivals.get(name, {}).get("signals", [])
         return found
 
+    def rival_notes(self, name: str) -> str:
+        """What keeps the figure of the average or the vote from counting like the others, in words."""
+        if getattr(self, name) is not None and name not in self.rivals:
+            return "no record"
+        return in_words(self.rival_signals(name))
+
     def rival_text(self, name: str) -> str:
-        """What the average or the vote keeps, in %, with the signals of its run; nothing if it is not known."""
-        kept, signals = getattr(self, name), self.rival_signals(name)
-        return "" if kept is None else f"{100 * kept:.2f}" + (f" ({in_words(signals)})" if signals else "")
+        """What the average or the vote keeps, in %, with `rival_notes`; nothing if it is not known."""
+        kept, notes = getattr(self, name), self.rival_notes(name)
+        return "" if kept is None else f"{100 * kept:.2f}" + (f" ({notes})" if notes else "")
+
+    @property
+    def most_text(self) -> str:
+        """The most that any alpha could gain, in points, with its interval if that is known; nothing for one member."""
+        ends = f" [{', '.join(f'{100 * end:.2f}' for end in self.most_ends)}]" if self.most_ends else ""
+        return f"{100 * self.most:.2f}{ends}" if self.members > 1 else ""
+
+    @property
+    def joint_text(self) -> str:
+        """P(R) as found, in %, with its interval; nothing unless two members are drawn."""
+        if self.joint is None or self.joint_interval is None:
+            return ""
+        return f"{100 * self.joint:.2f} [{', '.join(f'{100 * end:.2f}' for end in self.joint_interval)}]"
 
     def with_rival(self, name: str, known: Json, kept: float | None = None) -> Row:
         """This row with a rival; `kept` is its figure where `known` does not hold, as `kept`, where it is right.
@@ -145,15 +164,18 @@ class Row:
         return kept.index(max(kept)) if kept else 0
 
     @property
-    def joint_interval(self) -> tuple[float, float]:
+    def joint_interval(self) -> tuple[float, float] | None:
         """95 % interval of P(R) as found."""
-        return wilson(min(max(self.joint or 0.0, 0.0), 1.0), self.samples)
+        if self.joint is None:
+            return None
+        return wilson(min(max(self.joint, 0.0), 1.0), self.samples)
 
     @property
     def epochs(self) -> str | None:
-        """For how long each member was trained, as the command of the training says."""
-        found = re.search(r"--epochs (\S+)", str(self.provenance.get("training") or ""))
-        return found[1] if found else None
+        """For how long each member was trained, as the command of the training says; None if some were given to it."""
+        training = str(self.provenance.get("training") or "")
+        found = re.search(r"--epochs (\S+)", training)
+        return found[1] if found and "--start" not in training else None
 
     @property
     def scores(self) -> np.ndarray | None:

@@ -27,7 +27,7 @@ def add(
     alpha_by: Annotated[
         str | None, typer.Option(help="How alpha was chosen, if not by training, such as 'osp, held-out images'.")
     ] = None,
-    again: Annotated[int, typer.Option(help="Samples to attack again.")] = 64,
+    again: Annotated[int, typer.Option(help="Samples to attack again, 64 or more.")] = 64,
     board_file: NewBoardOption = FILE,
     data_dir: options.DataDirOption = None,
     device: options.DeviceOption = "auto",
@@ -47,11 +47,8 @@ def add(
     from recarc.board.entry import check_entry, tight_runs
     from recarc.board.rivals import Rival, add_rival, lost_rivals
     from recarc.board.rows import in_words
-    from recarc.errors import InputError
     from recarc.runtime import use_device
 
-    if again < 1:
-        raise InputError(f"--again is {again}; expected a number of samples >= 1")
     before = Board.read(board_file)
     found = check_entry(
         run,
@@ -116,6 +113,10 @@ def show(
         print_json(
             {
                 **asdict(content),
+                "rows": [
+                    {"name": row.name, **asdict(row), "epochs": row.epochs, "joint_interval": row.joint_interval}
+                    for row in content.rows
+                ],
                 "answer": answer(content),
                 "remarks": remarks(content),
                 "page": None if page is None else str(page),
@@ -128,8 +129,9 @@ def show(
             row.name,
             *(percent(v) for v in (row.clean, row.adaptive_pgd, row.arc, row.tight["value"], row.floor)),
             percent(row.best_member),
-            *((f"{100 * row.gain['value']:+.2f}", percent(row.most)) if row.members > 1 else ("", "")),
-            "" if row.joint is None else percent(row.joint),
+            f"{100 * row.gain['value']:+.2f}" if row.members > 1 else "",
+            row.most_text,
+            row.joint_text,
             *(row.rival_text(name) for name in ("vote", "average")),
             row.verdict_text,
         ]
