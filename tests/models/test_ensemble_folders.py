@@ -241,6 +241,8 @@ def test_members_that_cannot_be_rebuilt_are_refused(tmp_path: Path) -> None:
         (lambda d: d["members"][1].update(weights="../x.safetensors"), "must name a file inside the folder"),
         (lambda d: d["members"][1].update(weights="x.pkl"), "must end in .safetensors, .pt or .pth"),
         (lambda d: d["members"][1].update(weights="x.pt"), r"x.pt does not exist"),
+        (lambda d: d["members"][1].update(precision="int4"), "precision is 'int4', expected float32 or float64"),
+        (lambda d: d["members"][1].update(precision=[]), r"precision is \[\], expected float32 or float64"),
         (lambda d: d["members"][1].update(sha256="abc"), "64 hexadecimal digits that `sha256sum member_1.safetensors`"),
         (lambda d: d["members"][1].update(sha256="0" * 64), r"corrupt or was replaced: its SHA-256 is"),
         (lambda d: d["members"][0].update(image_size=9), r"does not fit cnn: 'net.fc.weight' has shape \(10, 128\)"),

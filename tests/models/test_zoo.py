@@ -18,7 +18,7 @@ from recarc.data import formats
 from recarc.errors import InputError
 from recarc.models import build, weights
 from recarc.models.archive import add_archive
-from recarc.models.store import ensemble_folder
+from recarc.models.store import ensemble_folder, read_manifest
 
 SHIPPED = [entry.name for entry in zoo.entries()]
 
@@ -211,7 +211,27 @@ def test_what_is_shipped_is_intact(name: str) -> None:
     shape = (1, 8, 8) if name.endswith("digits") else (3, 32, 32)
     assert ensemble.logits(torch.rand(2, *shape)).shape == (len(ensemble), 2, 10)
     assert entry.provenance["method"] and entry.provenance["device"]
-    assert sum((zoo.folder(name) / file).stat().st_size for file in entry.files) < 3e6
+    assert all(v.dtype == torch.float32 for v in ensemble.state_dict().values() if v.is_floating_point())
+
+
+def test_the_package_stays_small() -> None:
+    sizes = [(zoo.folder(entry.name) / file).stat().st_size for entry in zoo.entries() for file in entry.files]
+    assert sum(sizes) < 40e6
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_weights_can_be_shipped_with_fewer_digits(half: bool, own_zoo: Path, tmp_path: Path) -> None:
+    rec = RandomizedEnsemble([build("cnn", 10, 1, 8, width=8, batch_norm=True) for _ in range(2)])
+    add(save_ensemble(rec, tmp_path / "rec"), "pair", "a pair", "pair", "fast", own_zoo, half=half)
+    loaded, x = load_ensemble("zoo:pair"), torch.rand(2, 1, 8, 8)
+    for mine, theirs in zip(rec.members, loaded.members):
+        assert torch.equal(mine.eval()(x), theirs(x)) == (not half)
+        torch.testing.assert_close(mine(x), theirs(x), atol=1e-2, rtol=1e-2)
+        assert {value.dtype for value in theirs.state_dict().values() if value.is_floating_point()} == {torch.float32}
+    size = sum(path.stat().st_size for path in zoo.folder("pair").glob("*.safetensors"))
+    assert size < 0.8 * sum(path.stat().st_size for path in (tmp_path / "rec").glob("*.safetensors")) or not half
+    again = save_ensemble(loaded, tmp_path / "again")
+    assert not read_manifest(again).members[0].precision, "saved as it computes"
 
 
 def test_the_promised_ensembles_are_shipped() -> None:

@@ -38,15 +38,24 @@ FILE = "ensemble.json"
 FORMAT = "recarc-ensemble"
 VERSION = 1
 _SHA = re.compile(r"[0-9a-f]{64}")
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
 class MemberFile:
-    """One member: how to rebuild it, the name of its weights file in the folder, and that file's SHA-256."""
+    """One member: how to rebuild it, the name of its weights file in the folder, and that file's SHA-256.
+
+    `precision`: what the member computes in, where its file holds weights in fewer digits; empty: as in the file.
+    """
 
     spec: Spec
     weights: str
     sha256: str
+    precision: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        precision = {"precision": self.precision} if self.precision else {}
+        return {**vars(self.spec), "weights": self.weights, "sha256": self.sha256, **precision}
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,7 @@ class Manifest:
             "format_version": VERSION,
             "recarc_version": __version__,
             "alpha": list(self.alpha),
-            "members": [{**vars(m.spec), "weights": m.weights, "sha256": m.sha256} for m in self.members],
+            "members": [member.to_json() for member in self.members],
             "made_by": dict(self.made_by),
         }
         try:
@@ -214,7 +223,7 @@ def _load_member(folder: Path, index: int, entry: MemberFile) -> nn.Module:
         load_state(model, state, entry.weights, entry.spec.label)
     except InputError as error:
         raise InputError(f"member {index} of {folder}: {error}") from None
-    return model
+    return model.to(PRECISIONS[entry.precision]) if entry.precision else model
 
 
 # Reading ensemble.json ------------------------------------------------------------------------------------
@@ -271,21 +280,23 @@ def _member(entry: dict[str, Any]) -> MemberFile:
         raise InputError("it needs exactly one of 'architecture' and 'factory'")
     kind = FactorySpec if "factory" in entry else ModelSpec
     known = {part.name for part in fields(kind)}
-    _check_keys(entry, known | {"weights", "sha256"}, "it")
-    weights, sha256 = entry.get("weights"), entry.get("sha256")
+    _check_keys(entry, known | {"weights", "sha256", "precision"}, "it")
+    weights, sha256, precision = entry.get("weights"), entry.get("sha256"), entry.get("precision", "")
     if not isinstance(weights, str) or weights in ("", ".", "..") or set(weights) & set("/\\:\0"):
         raise InputError(f"weights must name a file inside the folder, got {weights!r}")
     if not weights.endswith(SUFFIXES):
         raise InputError(f"weights {weights!r} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     if not isinstance(sha256, str) or not _SHA.fullmatch(sha256):
         raise InputError(f"sha256 must be the 64 hexadecimal digits that `sha256sum {weights}` prints, got {sha256!r}")
+    if precision not in ("", *PRECISIONS):
+        raise InputError(f"precision is {precision!r}, expected {' or '.join(PRECISIONS)}, or nothing (as in the file)")
     given = {key: entry[key] for key in known if entry.get(key) is not None}  # null stands for the default
     if kind is ModelSpec:
         _expect(given.get("architecture"), "architecture", str, "a name")
         _expect(given.get("options", {}), "options", dict, "a JSON object")
         if "classes" not in given:
             raise InputError("classes is missing")
-    return MemberFile(kind(**given), weights, sha256)
+    return MemberFile(kind(**given), weights, sha256, precision)
 
 
 def _alpha(value: Any, count: int) -> tuple[float, ...]:
