@@ -145,9 +145,13 @@ def osp(
     """Dbouk and Shanbhag 2023: alpha <- proj(alpha - (step / t) g), with g_m the error of member m under the attack."""
     attack = attack or Climb(orders=1)
     history: list[tuple[list[float], float]] = []
+    known: dict[tuple[float, ...], np.ndarray] = {}  # members that err alike leave alpha where it is
 
     def errors(alpha: Tensor) -> Tensor:
-        g = samples.patterns(ensemble.with_alpha(alpha), attack).mean(1)
+        key = tuple(alpha.tolist())
+        if key not in known:
+            known[key] = samples.patterns(ensemble.with_alpha(alpha), attack).mean(1)
+        g = known[key]
         history.append((alpha.tolist(), 1 - float(alpha.numpy() @ g)))
         if watch is not None:
             watch("osp", *history[-1])

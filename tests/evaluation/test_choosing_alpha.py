@@ -75,6 +75,14 @@ def test_osp_and_cutting_planes_find_the_best_alpha(seed: int) -> None:
     assert len(grid.history) == 11
 
 
+def test_osp_attacks_no_alpha_twice() -> None:
+    """Members that err alike leave alpha where it is, and the attack repeats itself."""
+    ensemble, samples = linear_pair(0)
+    twins = RandomizedEnsemble([ensemble.members[0], ensemble.members[0]])
+    found = choosing.osp(twins, samples, rounds=5)
+    assert len(found.history) >= 5 and len(samples.seen) == 1 and found.alpha == pytest.approx([0.5, 0.5])
+
+
 def test_program_over_patterns_by_hand() -> None:
     """Half of the samples lose member 1, half lose member 2, never both: the even draw halves the error."""
     fooled = np.array([[True, True, False, False], [False, False, True, True]])

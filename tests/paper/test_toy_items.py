@@ -13,6 +13,7 @@ import torch
 from paper import measure, results
 from paper.bench.common import Replay, robust_accuracy
 from paper.items import ITEMS, quoted
+from paper.items.alphas import BEST, GAIN, KEPT, MOST, Case, alphas_of, alphas_table
 from paper.items.certificates import certificates_table
 from paper.measure import ItemRun
 from paper.pages import costs_table, gathered, page
@@ -221,6 +222,22 @@ def test_certificates_are_below_the_truth_and_tight_above(tmp_path: Path) -> Non
     assert values == sorted(values) and row.images == 2
     assert "optimum known on" in row.note
     assert "| digits-at-2 | 2 |" in certificates_table(gathered(tmp_path)["certificates"])
+
+
+def test_alphas_are_chosen_on_one_half_and_scored_on_the_other(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    given = save_ensemble(RandomizedEnsemble([build("mlp", 10, 1, 8, width=4) for _ in range(3)]), tmp_path / "rec")
+    setup = Setup(tmp_path, torch.device("cpu"), scale=TOY, report=None, limit=40)
+    rows = list(alphas_of("toy", Case(given, members=2, data="digits"), setup))
+    assert [row.alpha_chosen_by for row in rows] == ["uniform", "OSP", "program"] and rows[0].alpha == (0.5, 0.5)
+    for row in rows:
+        assert row.alpha is not None and sum(row.alpha) == pytest.approx(1) and 0 < row.images < 40
+        kept, best, gain, most = (row.figure(column) for column in (KEPT, BEST, GAIN, MOST))
+        assert kept and best and gain and most and gain.measured <= most.measured + 1e-9
+        assert gain.measured == pytest.approx(kept.measured - best.measured, abs=1e-3)
+        results.add_row(tmp_path, "alphas", "alphas", row, [])
+    table = alphas_table(gathered(tmp_path)["alphas"])
+    assert "| toy, OSP |" in table and "which the members may have been trained on, scored on" in table
 
 
 def test_the_demo_becomes_a_row(toy_setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
