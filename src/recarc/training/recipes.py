@@ -137,8 +137,10 @@ def _fast(data: str, arch: str) -> Recipe:
             validation=138,
             validate_every=4,
         )
-    small = arch in ("resnet20", "cnn", "mobilenetv1", "linear", "mlp")
-    # A small net underfits in adversarial training: little weight decay and a high peak rate serve it best.
+    small = arch in ("resnet20", "cnn", "linear", "mlp")
+    # A small net underfits in adversarial training: little weight decay, a high peak rate and long training serve it
+    # best. Paper: MobileNetV1 has ResNet-20's weight decay. Here: that of the large nets, because with little of it it
+    # overfits in 110 epochs (of the held-out images under attack 48.5 % after 86 epochs, 43 % in the end).
     base = Recipe(
         epochs=110 if small else 30,
         lr=0.05 if data == "svhn" else 0.2,  # adversarial training on SVHN collapses to one class at 0.2
