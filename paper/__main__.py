@@ -16,7 +16,7 @@ from paper.pages import claims_of, costs_table, gathered, render
 from paper.queue import print_queue, run_block
 from paper.recipe import Item, Row
 from paper.scale import FULL, TOY
-from paper.schedule import BLOCK
+from paper.schedule import BLOCK, SPARE
 from paper.setup import HERE, Setup
 from paper.tables import grids
 from recarc.cli.app import guarded, run
@@ -39,7 +39,9 @@ def paper(
         Path | None,
         typer.Option("--run", help="With --block: run its jobs, with their logs and seconds in this folder."),
     ] = None,
-    minutes: Annotated[float, typer.Option(help="With --run: stop what still runs after this long.")] = BLOCK / 60 + 2,
+    minutes: Annotated[
+        float, typer.Option(help="With --run: how long a block is, after which what still runs is stopped.")
+    ] = ((BLOCK + SPARE) / 60),
     recipe: Annotated[str, typer.Option(help="Training: fast, or paper for the paper's own.")] = "fast",
     epochs: Annotated[float | None, typer.Option(help="Train for this long instead of the recipe's epochs.")] = None,
     limit: Annotated[int | None, typer.Option(help="Use only the first test images.")] = None,

@@ -14,7 +14,7 @@ from paper.recipe import Row
 from paper.results import ItemResult, RowResult
 from paper.runner import run
 from paper.scale import FULL
-from paper.schedule import BLOCK, Job, blocks, length
+from paper.schedule import BLOCK, SPARE, Job, blocks, length
 from paper.settings import ADP, AT_HAND, DVERGE, IAT, TRS
 from paper.setup import HERE
 from recarc.cli.output import print_entry, print_json
@@ -235,11 +235,11 @@ def print_queue(measured: Mapping[str, Sequence[ItemResult]], as_json: bool) -> 
 def run_block(
     measured: Mapping[str, Sequence[ItemResult]], block: int | None, folder: Path | None, minutes: float, as_json: bool
 ) -> int:
-    """Start the jobs of a block, and of the next ones as far as time allows.
+    """Start the jobs of a block, and of the next ones as far as time allows; blocks are as long as the minutes given.
 
     The exit code is that of the block: 0 if all of its jobs are done, 3 if time ran out, 1 if one failed.
     """
-    plan = blocks(planned(measured))
+    plan = blocks(planned(measured), max(60 * minutes - SPARE, 0))
     if block is None or folder is None:
         raise InputError(f"--block and --run go together, e.g. {BEGIN.format(1)}")
     if not 1 <= block <= len(plan):

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 BLOCK = 25 * 60  # seconds for which a GPU can be had at a time
+SPARE = 2 * 60  # seconds at the end of a block, for jobs that take longer than planned
 # An evaluation holds 15 to 40 GB, a training up to 38, of the 139 GB of an H200 (queue.json, "rows of the board").
 ROWS_ALONE, ROWS_BESIDE = 5, 3  # rows without training at once, and beside trainings
 # 19 rows, 1,100 s one after the other, took 250 s eight at a time (queue.json, "rows without training"): each of them
@@ -78,12 +79,12 @@ def _speed(job: Job, running: Collection[Job]) -> float:
     return BESIDE_TRAINING if trainings else 1 / (1 + SLOWER * (len(running) - 1))
 
 
-def blocks(planned: Sequence[Job]) -> list[list[Job]]:
+def blocks(planned: Sequence[Job], seconds: float = BLOCK) -> list[list[Job]]:
     """First fit, in the order of the jobs; none comes before the one it adds to. A longer one has its own block."""
     found: list[list[Job]] = []
     for job in planned:
         first = next((i for i, block in enumerate(found) if job.after in {other.job for other in block}), 0)
-        block = next((block for block in found[first:] if length([*block, job]) <= BLOCK), None)
+        block = next((block for block in found[first:] if length([*block, job]) <= seconds), None)
         if block is None:
             found.append(block := [])
         block.append(job)
