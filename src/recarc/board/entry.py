@@ -97,26 +97,26 @@ def check_entry(
     board.check_place(kind, row_name(kind, made_by.get("seed", 0)), len(run.evaluation), training_command(made_by))
     entry = Entry(run, rec, samples)
     checked, signals = _checked(entry, again, drawn)
-    cross = cross_robustness(entry, again, drawn)
+    return row_of(
+        replace(run, evaluation=replace(run.evaluation, signals=signals)),
+        method,
+        flops=flops(rec, entry.samples),
+        cross=cross_robustness(entry, again, drawn),
+        minutes=training_minutes(made_by),
+        provenance={**_measured(run), **_trained(run, made_by), "alpha_by": alpha_by, "checked": checked},
+    )
+
+
+def _trained(run: Run, made_by: Mapping[str, Any]) -> Json:
+    """What the members are and how they were trained."""
     machine = made_by.get("machine")
-    provenance = {
-        **_measured(run),
+    return {
         "weights": run.configuration["members"],
         "trained": {key: made_by[key] for key in ("method", "arch", "norm", "seed", "commit") if key in made_by},
         "training": training_command(made_by),
         "trained_on": machine.get("device") if isinstance(machine, dict) else None,
         "seed": made_by.get("seed", 0),
-        "alpha_by": alpha_by,
-        "checked": checked,
     }
-    return row_of(
-        replace(run, evaluation=replace(run.evaluation, signals=signals)),
-        method,
-        flops=flops(rec, entry.samples),
-        cross=cross,
-        minutes=training_minutes(made_by),
-        provenance=provenance,
-    )
 
 
 def _measured(run: Run) -> Json:
