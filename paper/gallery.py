@@ -111,6 +111,25 @@ def saturated(logits: Tensor) -> Tensor:
     return torch.relu(1 - torch.relu(1 - logits))
 
 
+class TurnedNearBorders(nn.Module):
+    """Honest up to where the two largest logits differ by less than `width`; from there on the gradient points back.
+
+    There the difference is next to nothing, and another one at every point. The answers are the network's own.
+    """
+
+    def __init__(self, net: nn.Module, width: float = 1.5, left: float = 0.01) -> None:
+        super().__init__()
+        self.net, self.width, self.left = net, width, left
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.net(x)
+        first, second = logits.topk(2, dim=1).values.T[:, :, None]
+        winner = F.one_hot(logits.argmax(1), logits.shape[1]).to(logits)
+        jitter = self.left * (0.6 + 0.4 * (1e4 * x.detach().flatten(1).sum(1, keepdim=True)).sin())
+        inside = logits.detach() - winner * (first - second - jitter).detach() - (logits - logits.detach())
+        return torch.where(first - second < self.width, inside, logits - winner * (self.width - self.left))
+
+
 class Noisy(nn.Module):
     """Noise on the input, drawn anew at every call."""
 
@@ -131,6 +150,7 @@ MASKED: dict[str, Callable[[int], nn.Module]] = {
     "k-WTA": lambda seed: trained(seed, winners=True),
     "temperature 1e4": lambda seed: Masked(trained(seed), after=lambda f: 1e4 * f),
     "dead ReLU": lambda seed: Masked(trained(seed), after=saturated),
+    "turned near borders": lambda seed: TurnedNearBorders(trained(seed)),
     "noise inside": lambda seed: Noisy(trained(seed)),
 }
 HONEST: dict[str, Callable[[int], nn.Module]] = {

@@ -28,6 +28,7 @@ SIGNALS = {
     "k-WTA": {"gradients_disagree"},
     "temperature 1e4": {"gradients_vanish"},
     "dead ReLU": {"gradients_vanish", "covering_ball_survived", "random_beats_gradients"},
+    "turned near borders": {"gradients_disagree"},
     "noise inside": {"random_outputs", "gradients_disagree"},
 }
 
@@ -149,7 +150,7 @@ class SometimesRounded(torch.nn.Module):
 def test_a_mask_on_few_samples_shows_where_every_attack_failed() -> None:
     x, y = digits("test")
     light, rows = x.mean((1, 2, 3)).sort().values, masking.probe_rows(len(x))
-    member = SometimesRounded(float(light[int(0.95 * len(x))]))
+    member = SometimesRounded(float(light[int(0.97 * len(x))]))
     before = masking.measured(RandomizedEnsemble([member]), x[rows], y[rows], LINF)
     assert before == [], "too few to notice before the attack"
     found = verdict_on(member, Tight("quick", steps=2), count=len(x))

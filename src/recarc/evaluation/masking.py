@@ -193,7 +193,7 @@ class Probe:
 
     def signs(self, left: bool = False) -> dict[str, Tensor]:
         """(B,) which samples show each sign; `left`: only those that tell masked samples from honest ones best."""
-        lowest = self.descended(self.ball)
+        lowest = self.path[0]
         signs = {"logits_rounded": self.rounded(), "gradients_disagree": self.disagreeing()}
         if not left:
             signs |= {
@@ -243,11 +243,12 @@ class Probe:
     def disagreeing(self) -> Tensor:
         """(B,) samples at which a step down the gradient does too little or too much.
 
-        Of all scales, from the clean point and from a random one of the ball: where the most samples show it.
+        Of all scales, from the clean point, a random one of the ball, and the one closest to another answer that the
+        gradient itself leads to, where a mask has most to gain: where the most samples show it.
         """
         x, ball, noise = self.x, self.ball, self.noise
         masks = []
-        for u, before, slope in ((x, *self.at_x), self.random_place):
+        for u, before, slope in ((x, *self.at_x), self.random_place, self.path[1]):
             for scale, least in SCALES.items():
                 v = _clipped(u + _step(ball.norm, slope, scale * ball.radius(x)), ball)
                 predicted, decrease = total((v - u) * slope), before - self.margin(v)
@@ -289,15 +290,24 @@ class Probe:
         jump = self.margin(inside) - self.margin(outside)
         return (self.y != self.y[other]) & (jump > BEATEN * self.at_x[0] + self.noise)
 
-    def descended(self, ball: Ball) -> Tensor:
-        """(B,) the lowest margin that a few steps down the gradient reach in this ball."""
-        x = self.x
-        delta, lowest = torch.zeros_like(x), torch.full_like(self.y, torch.inf, dtype=x.dtype)
+    @cached_property
+    def path(self) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """(B,) the lowest margin that a few steps down the gradient reach, and the place before the answer changes.
+
+        That place as in `random_place`: the point with the lowest margin above 0, the margin, and minus its gradient.
+        """
+        x, ball, delta = self.x, self.ball, torch.zeros_like(self.x)
+        lowest = closest = torch.full_like(self.y, torch.inf, dtype=x.dtype)
+        place = (x, *self.at_x)
         for _ in range(STEPS + 1):
-            value, slope = self.descent(ball.move(x, delta))
-            lowest = torch.minimum(lowest, value)
+            u = ball.move(x, delta)
+            value, slope = self.descent(u)
+            lowest, nearer = torch.minimum(lowest, value), (value >= 0) & (value < closest)
+            closest = torch.where(nearer, value, closest)
+            there = zip((u, value, slope), place)
+            place = tuple(torch.where(per_sample(nearer, new), new, old) for new, old in there)  # type: ignore[assignment]
             delta = ball.project(delta + _step(ball.norm, slope, ball.radius(x) / 4), x)
-        return lowest
+        return lowest, place
 
     def withstanding(self, ball: Ball, among: Tensor) -> Tensor:
         """(B,) which of the samples `among` the same steps do not fool in this ball; who is fooled leaves early."""
