@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 
 from recarc import InputError, RandomizedEnsemble, WorstOf, evaluate
 from recarc.attacks import Attack, Problem
+from recarc.evaluation import fingerprint
 from recarc.evaluation.fingerprint import attack_text, canonical, describe, differences, module_hash, undescribed
 from recarc.geometry import Ball
 
@@ -177,6 +180,62 @@ def test_a_file_of_ones_own_may_be_named_as_one_of_pythons() -> None:
     edited = CODE.replace("STEP = 0.01", "STEP = 0.02")
     assert describe(made_by(CODE, "function", "test")) != describe(made_by(edited, "function", "test"))
     assert describe(logging.getLevelName) == "logging:getLevelName"
+
+
+OWN_FILES = {
+    "my_size": "SCALE = 1.0\n\ndef size(x):\n    return bigger(x)\n\ndef bigger(x):\n    return 2 * x\n\nunused = 1\n",
+    "my_attack": """
+import torch
+import my_size
+from my_size import size
+from recarc.attacks import Attack
+
+step = 0.01
+config = {"moves": [1.0]}
+calls = 0
+
+class Mine(Attack):
+    knobs = {"sign": 1}
+
+    def perturb(self, problem):
+        global calls
+        calls += 1
+        by = size(step) * my_size.SCALE * config["moves"][0] * self.knobs["sign"]
+        return problem.ball.move(problem.x, torch.full_like(problem.x, by))
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "same"),
+    [
+        ("my_size", "SCALE = 1.0", "SCALE = 2.0", False),
+        ("my_size", "return 2 * x", "return 3 * x", False),
+        ("my_size", "unused = 1", "unused = 2", True),
+        ("my_attack", "step = 0.01", "step = 0.02", False),
+        ("my_attack", '{"moves": [1.0]}', '{"moves": [2.0]}', False),
+        ("my_attack", '{"sign": 1}', '{"sign": -1}', False),
+        ("my_attack", "calls = 0", "calls = 7", True),
+    ],
+)
+def test_edits_in_what_an_attack_uses_of_other_files(
+    file: str, old: str, new: str, same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def described(files: dict[str, str]) -> Any:
+        for name, code in files.items():
+            (tmp_path / f"{name}.py").write_text(code)
+            sys.modules.pop(name, None)
+        fingerprint._of_the_user.cache_clear()
+        importlib.invalidate_caches()
+        return describe(importlib.import_module("my_attack").Mine())
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = described(OWN_FILES)
+    assert old in OWN_FILES[file] and before == described(OWN_FILES) and not undescribed(before)
+    assert (before == described({**OWN_FILES, file: OWN_FILES[file].replace(old, new)})) is same
+    for name in OWN_FILES:
+        sys.modules.pop(name, None)
 
 
 def test_running_code_does_not_change_it() -> None:
