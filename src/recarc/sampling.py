@@ -31,6 +31,7 @@ from recarc.simplex import project_simplex as project_simplex
 
 Patterns = np.ndarray  # (M, N) bool: which members are fooled
 Watch = Callable[[str, list[float], float], None]  # given (method, alpha, accuracy) after each attack
+MATTERS = 0.005  # a P(R) of less than half a point is none, however wide its interval
 HALVES = 0x1A1F  # seed of the numbers that put a sample into one half or the other
 
 
@@ -285,6 +286,13 @@ class TwoMembers:
             f"perturbation, and the {other} can be fooled alone on {100 * abs(self.e_1 - self.e_2):.2f} % more samples "
             f"than the {better}"
         )
+        low, high = self.intervals()["p_r"]
+        if self.samples and low <= abs(self.e_1 - self.e_2) <= high and high > MATTERS:
+            return (
+                f"These {self.samples} samples are too few to tell whether randomizing helps: {figures}. The {better} "
+                f"member alone keeps {100 * (1 - min(self.e_1, self.e_2)):.2f} % of them, alpha = (1/2, 1/2) "
+                f"{100 * (1 - self.error(0.5)):.2f} %."
+            )
         if not self.helps:
             return (
                 f"Randomizing does not help: {figures}. Use the {better} member alone: it keeps "

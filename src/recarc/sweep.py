@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from recarc.ensemble import RandomizedEnsemble, rounded
 from recarc.errors import InputError, unknown
 from recarc.evaluation.engine import evaluate
+from recarc.evaluation.prepare import check_radii
 from recarc.evaluation.result import Estimate, Evaluation, estimate
 from recarc.evaluation.run_folder import write_all
 from recarc.evaluation.samples import as_samples
@@ -79,6 +82,8 @@ def sweep(
     """
     points = checked_values(ensemble, attacks, ball, over, values)
     samples, folder = as_samples(data), Path(out)
+    for value in points:
+        check_radii(_problem(ensemble, ball, over, value)[1], len(samples), samples.batch(np.arange(1))[0])
     cells: list[Cell] = []
     for value in points:
         rec, its_ball = _problem(ensemble, ball, over, value)

@@ -124,6 +124,8 @@ def test_alpha_of_more_than_two_members_keeps_the_proportion() -> None:
         (["--over", "alpha", "--values", "1.5"], "not a probability"),
         (["--over", "alpha", "--values", "half"], "--values"),
         (["--over", "eps", "--values", "0.1,-1"], "eps"),
+        (["--over", "eps", "--values", "0.1,8"], "did you mean 8/255?"),
+        (["--over", "eps", "--values", "0.1", "--eps", "0.1"], "--eps and --over eps exclude each other"),
         (["--attack", "artc"], "did you mean 'arc'"),
     ],
 )
@@ -131,7 +133,8 @@ def test_bad_input_is_refused_before_anything_is_attacked(
     ensemble: str, tmp_path: Path, capsys: Any, change: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "evaluate", lambda *a, **k: pytest.fail("an attack was started"))
-    common = ["--over", "alpha", "--values", "0.5", *QUICK, "--eps", "0.1", "--out", tmp_path / "s"]
+    radius = [] if "eps" in change else ["--eps", "0.1"]
+    common = ["--over", "alpha", "--values", "0.5", *QUICK, *radius, "--out", tmp_path / "s"]
     assert run("sweep", ensemble, *common, *change) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and words in error

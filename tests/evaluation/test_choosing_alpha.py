@@ -126,6 +126,9 @@ def test_sentences() -> None:
     assert "Randomizing does not help" in choosing.TwoMembers(0.5, 1.0, 0.2).sentence
     assert "Use the first member alone: it keeps 50.00 %" in choosing.TwoMembers(0.5, 1.0, 0.2).sentence
     helps = choosing.TwoMembers(0.5, 0.6, 0.4)
+    few, many = (choosing.TwoMembers(0.5, 0.6, 0.2, samples) for samples in (20, 2000))
+    assert few.sentence.startswith("These 20 samples are too few to tell") and many.sentence.startswith("Randomizing")
+    assert choosing.TwoMembers(1.0, 1.0, 0.0, 2000).sentence.startswith("Randomizing does not help")
     assert helps.helps and "it keeps 65.00 %" in helps.sentence
     words = choosing.TwoMembers(0.5, 0.6, 0.4, 100).identity(0.9)
     assert "P(R) between 0 (the floor) and 40.00 % [30.94, 49.80] (as found)" in words

@@ -91,6 +91,7 @@ def test_chance_level() -> None:
 
 def test_no_box_for_images() -> None:
     assert any("pass box=(0, 1)" in text for text in warned(problem()[0], ball=Ball("linf", 0.1, box=None)))
+    assert any("the box is [0, 255]" in text for text in warned(problem()[0], ball=Ball("linf", 0.1, box=(0, 255))))
 
 
 class Flattered:

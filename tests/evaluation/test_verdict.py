@@ -61,7 +61,7 @@ def test_quick_is_never_conclusive() -> None:
     assert found.meets_floor and not found.conclusive and found.to_json()["conclusive"] is False
     assert found.sentence.startswith("Not conclusive: the robust accuracy is at most 90.00 % and meets the floor")
     assert "as far as quick can tell" in found.sentence and "--preset standard decides" in found.sentence
-    assert f"up to {100 * found.gap_limit:.3f} points lower" in found.sentence, "the whole floor counted as doubtful"
+    assert f"up to {100 * found.gap_limit:.2f} points lower" in found.sentence, "the whole floor counted as doubtful"
 
 
 def test_an_open_verdict_says_what_another_round_would_bring() -> None:

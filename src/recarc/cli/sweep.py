@@ -52,6 +52,8 @@ def sweep(
     points = numbers("--values", values)
     if eps is None and over != "eps":
         raise InputError("--eps is missing; give the radius of the ball, such as 8/255")
+    if eps is not None and over == "eps":
+        raise InputError("--eps and --over eps exclude each other: the radii are the --values")
     radius = points[0] if eps is None else number("--eps", eps)
     step = None if step_size is None else number("--step-size", step_size)
     knobs = {"preset": preset, "steps": steps, "step_size": step, "planes": planes, "seed": seed}

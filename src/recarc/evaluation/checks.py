@@ -71,8 +71,14 @@ def check_ball(ball: Ball, x: Tensor, made_by: Mapping[str, Any]) -> None:
     if why is not None and ball.box is not None:
         meant = f": did you mean {eps:g}/255?" if eps >= 1 and ball.box == (0, 1) else ""
         warn(f"eps {eps:g} in {ball.norm} {why}, as inputs are in [{ball.box[0]:g}, {ball.box[1]:g}]{meant}")
-    if ball.box is None and float(x.min()) >= 0 and float(x.max()) <= 1:
-        warn("the inputs lie in [0, 1] but the ball has no box: for images pass box=(0, 1), or attacks will leave it")
+    if float(x.min()) >= 0 and float(x.max()) <= 1:
+        if ball.box is None:
+            warn(
+                "the inputs lie in [0, 1] but the ball has no box: for images pass box=(0, 1), or attacks will leave it"
+            )
+        elif ball.box[1] > 1:
+            box = f"[{ball.box[0]:g}, {ball.box[1]:g}]"
+            warn(f"the inputs lie in [0, 1] but the box is {box}: for images pass box=(0, 1)")
     norm, trained = made_by.get("norm"), made_by.get("eps")
     if isinstance(norm, str) and norm != str(ball.norm):
         warn(f"the members were trained in {norm} and are attacked in {ball.norm}: did you mean {norm}?")

@@ -115,7 +115,7 @@ def prepare(
     usual_tile = default_tile(device, x, ensemble)
     tile = _size("tile", settings.tile, saved.get("tile") or usual_tile)
     check_ball(ball)
-    _check_radii(ball, len(samples), x)
+    check_radii(ball, len(samples), x)
     check_scale(x, ball.box)
     if precision is not None:
         check_precision(precision, device)
@@ -252,7 +252,7 @@ def _takes_four(attack: Any) -> bool:
     return True
 
 
-def _check_radii(ball: Ball, count: int, x: Tensor) -> None:
+def check_radii(ball: Ball, count: int, x: Tensor) -> None:
     """One radius, or one per sample; of images in [0, 1] none in linf that exceeds the box."""
     if isinstance(ball.eps, Tensor):
         if len(ball.eps) != count:

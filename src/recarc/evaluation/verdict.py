@@ -149,7 +149,7 @@ class Verdict:
         elsewhere = self.gap_limit + unchallenged
         if self.meets_floor and elsewhere > CARRIED:
             doubts.append(
-                f"{self.samples} samples are too few: on others the robust accuracy may be up to {100 * elsewhere:.3f} "
+                f"{self.samples} samples are too few: on others the robust accuracy may be up to {_percent(elsewhere)} "
                 f"points lower, more than {100 * CARRIED:g}"
             )
         if guessing:
@@ -169,6 +169,11 @@ class Verdict:
         found = f"{challenge.fell} of the {challenge.drawn} pairs that were challenged fell"
         if challenge.fell:
             return f"the floor is too high: {found}, and the robust accuracy may be lower by {may_fall}"
+        if challenge.pairs == challenge.drawn:  # none spared, so what may fall was never attacked
+            return (
+                f"no attack was tried where members gave NaN or answered otherwise than for the judge, so the robust "
+                f"accuracy may be lower by {may_fall}; see the warnings"
+            )
         more = (
             "challenge them all (--knob challenge=1) or take more samples" if challenge.share < 1 else "look at the gap"
         )
