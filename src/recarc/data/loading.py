@@ -175,7 +175,7 @@ def find_spec(name: PathLike) -> Spec | None:
     if spec is None and Path(text).is_file():
         raise InputError(f"{text!r} is a file that cannot be read as images; expected a folder, .parquet, .npz or .pt")
     if spec is None and not Path(text).is_dir():
-        raise unknown("data set", text, [*CATALOG, "folder"])
+        raise InputError(f"{unknown('data set', text, CATALOG)}; there is no file or folder of that name either")
     return spec
 
 
