@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from torch import Tensor, nn
 
 from recarc import InputError, RandomizedEnsemble, WorstOf, evaluate
 from recarc.attacks import Attack, Problem
-from recarc.evaluation import fingerprint
 from recarc.evaluation.fingerprint import attack_text, canonical, describe, differences, module_hash, undescribed
 from recarc.geometry import Ball
 
@@ -184,15 +184,19 @@ def test_a_file_of_ones_own_may_be_named_as_one_of_pythons() -> None:
 
 OWN_FILES = {
     "my_size": "SCALE = 1.0\n\ndef size(x):\n    return bigger(x)\n\ndef bigger(x):\n    return 2 * x\n\nunused = 1\n",
+    "my_late": "WIDTH = 1\n",
+    "my_stars": "shrunk = 1.0\n",
     "my_attack": """
 import torch
 import my_size
 from my_size import size
+from my_stars import *
 from recarc.attacks import Attack
 
 step = 0.01
 config = {"moves": [1.0]}
 calls = 0
+log = []
 
 class Mine(Attack):
     knobs = {"sign": 1}
@@ -200,6 +204,8 @@ class Mine(Attack):
     def perturb(self, problem):
         global calls
         calls += 1
+        from my_late import WIDTH as later
+        log.append(2 * later * shrunk)
         by = size(step) * my_size.SCALE * config["moves"][0] * self.knobs["sign"]
         return problem.ball.move(problem.x, torch.full_like(problem.x, by))
 """,
@@ -215,7 +221,10 @@ class Mine(Attack):
         ("my_attack", "step = 0.01", "step = 0.02", False),
         ("my_attack", '{"moves": [1.0]}', '{"moves": [2.0]}', False),
         ("my_attack", '{"sign": 1}', '{"sign": -1}', False),
-        ("my_attack", "calls = 0", "calls = 7", True),
+        ("my_attack", "calls = 0", "calls = 0  # of perturb", True),
+        ("my_attack", "2 * later", "3 * later", False),
+        ("my_late", "WIDTH = 1", "WIDTH = 2", False),
+        ("my_stars", "shrunk = 1.0", "shrunk = 0.5", False),
     ],
 )
 def test_edits_in_what_an_attack_uses_of_other_files(
@@ -225,13 +234,14 @@ def test_edits_in_what_an_attack_uses_of_other_files(
         for name, code in files.items():
             (tmp_path / f"{name}.py").write_text(code)
             sys.modules.pop(name, None)
-        fingerprint._of_the_user.cache_clear()
         importlib.invalidate_caches()
         return describe(importlib.import_module("my_attack").Mine())
 
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before = described(OWN_FILES)
+    sys.modules["my_attack"].Mine().perturb(SimpleNamespace(x=torch.zeros(1), ball=Ball("linf", 0.1)))
+    assert before == describe(sys.modules["my_attack"].Mine()), "a log and a counter do not make it another attack"
     assert old in OWN_FILES[file] and before == described(OWN_FILES) and not undescribed(before)
     assert (before == described({**OWN_FILES, file: OWN_FILES[file].replace(old, new)})) is same
     for name in OWN_FILES:

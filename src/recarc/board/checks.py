@@ -29,7 +29,9 @@ def check_run(run: Run, board: Board) -> None:
     """On the board's problem, finished, by an attack that is strong enough, of members that repeat themselves."""
     data, norm = (run.data.get("name"), run.data.get("split")), str(run.ball.get("norm"))
     if data != (board.data, board.split):
-        other = "" if board.rows else "; for another one write Board(data, split, {norm: eps}).write(FILE) in Python first"
+        other = (
+            "" if board.rows else "; for another one write Board(data, split, {norm: eps}).write(FILE) in Python first"
+        )
         raise InputError(f"{run.name} is on {run.data_text}; this board is on {board.data} {board.split}{other}")
     if norm not in board.eps or run.eps is None or abs(run.eps - board.eps[norm]) > 1e-9:
         balls = " and ".join(f"{name} eps {eps_text(eps)}" for name, eps in board.eps.items())

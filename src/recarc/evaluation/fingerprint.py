@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import dis
 import hashlib
 import json
 import math
@@ -20,13 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from recarc.ensemble import Member, RandomizedEnsemble
+from recarc.evaluation.own_code import reached
 from recarc.evaluation.samples import Samples, tensor_hash
 from recarc.geometry import Ball
 
 Json = dict[str, Any]
 PLAIN = (bool, int, float, str, type(None))
-DATA = (*PLAIN, tuple, list, dict, set, frozenset, Tensor, np.ndarray, nn.Module)  # of a global that code may use
-GROWING = frozenset({"append", "extend", "insert", "add", "update", "setdefault"})  # methods of containers
 VERSIONED = ("recarc", "torch", "numpy")  # packages whose version stands for their code, as Python's does for its own
 MOST_OBJECTS, DEEPEST = 2000, 40  # what holds more than this is a web of objects, such as a trainer and its callbacks
 UNDESCRIBED = "undescribed"
@@ -149,7 +147,7 @@ class _Description:
         parts |= {"closure": closure} if closure else {}
         if not _versioned(function):
             named = {name: self(value) for name, value in _own_globals(function)}
-            parts["code"] = fingerprint([_instructions(function.__code__), named])[:16]
+            parts["code"] = fingerprint([_instructions(function.__code__), named, _source(function)])[:16]
         return {"function": _name(function), **parts} if parts else _name(function)
 
     def _class_code(self, kind: type) -> str:
@@ -160,8 +158,9 @@ class _Description:
                 function = getattr(item, "__func__", getattr(item, "fget", getattr(item, "func", item)))
                 if isinstance(function, FunctionType) and name not in NOT_COMPUTING:
                     parts[f"{base.__qualname__}.{name}"] = self(function)
-                elif isinstance(item, DATA) and not name.startswith("__"):
+                elif isinstance(item, PLAIN) and not name.startswith("__"):
                     parts[f"{base.__qualname__}.{name}"] = self(item)
+            parts |= reached(str(base.__module__), [base.__qualname__.partition(".")[0]])
         return fingerprint(parts)[:16]
 
     def _object(self, value: Any) -> Json:
@@ -230,44 +229,23 @@ def _instructions(code: CodeType) -> list[Any]:
 
 
 def _own_globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What the code names of its own module, and of other modules of the user's: functions, classes and data."""
-    return _reached(function.__globals__, function.__module__, _names(function.__code__) - _assigned(function.__code__))
-
-
-def _reached(holder: Mapping[str, Any], module: str, names: set[str]) -> Iterator[tuple[str, Any]]:
-    for name in sorted(name for name in names if name in holder and not name.startswith("__")):
-        value = holder[name]
-        if isinstance(value, ModuleType):
-            if _of_the_user(value.__name__):
-                inner = _reached(vars(value), value.__name__, names - {name})
-                yield from ((f"{name}.{part}", found) for part, found in inner)
-        elif isinstance(value, (FunctionType, type)) or hasattr(value, "__wrapped__"):
-            if value.__module__ == module or _of_the_user(value.__module__):
-                yield name, value
-        elif isinstance(value, (list, dict, set)) and names & GROWING:
-            continue  # perhaps a log or a cache, which is another one after the first call
-        elif isinstance(value, DATA) or dataclasses.is_dataclass(value):
+    """What the code names of its own module: functions, classes, and constants in capital letters."""
+    for name in sorted(_names(function.__code__)):
+        value = function.__globals__.get(name)
+        helper = isinstance(value, (FunctionType, type)) and value.__module__ == function.__module__
+        constant = isinstance(value, (*PLAIN, tuple, Tensor)) or dataclasses.is_dataclass(value)
+        if helper or (constant and name.isupper()):
             yield name, value
 
 
-@cache
-def _of_the_user(module: str) -> bool:
-    """Whether a module is neither Python's nor installed: its code may change without a version that says so."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if module.partition(".")[0] in VERSIONED or file is None:
-        return module == "__main__"
-    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
-    return not installed and not Path(file).is_relative_to(sysconfig.get_path("stdlib"))
+def _source(function: FunctionType) -> dict[str, str]:
+    """What the function names in files of the user's, and the top-level definition that it is part of."""
+    used = _names(function.__code__)
+    return reached(str(function.__module__), [function.__qualname__.partition(".")[0], *used], used)
 
 
 def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
-
-
-def _assigned(code: CodeType) -> set[str]:
-    """Globals that the code itself changes, such as a counter of its calls."""
-    own = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
-    return own.union(*(_assigned(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
 def undescribed(description: Any) -> list[str]:

@@ -292,9 +292,9 @@ class Probe:
 
     @cached_property
     def path(self) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """(B,) the lowest margin that a few steps down the gradient reach, and the place before the answer changes.
+        """(B,) the lowest margin that a few steps down the gradient reach, and the place where it is lowest but right.
 
-        That place as in `random_place`: the point with the lowest margin above 0, the margin, and minus its gradient.
+        That place as in `random_place`: the point with the lowest margin >= 0, the margin, and minus its gradient.
         """
         x, ball, delta = self.x, self.ball, torch.zeros_like(self.x)
         lowest = closest = torch.full_like(self.y, torch.inf, dtype=x.dtype)
