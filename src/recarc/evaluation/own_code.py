@@ -1,4 +1,4 @@
-"""What code of the user's names in its own files: definitions and data, read from the source and not from memory.
+"""The definitions and data that code names in files of the user, read from their source and not from memory.
 
 So a log, a cache or a counter, which change while an attack runs, do not make it another attack.
 """
