@@ -21,7 +21,7 @@ def board_table(path: Path) -> str:
         return "Not measured yet: `recarc board add`, then `--render`."
     board = Board.read(path)
     cells = [board_cells(row) for row in board.rows]
-    parts = [answer(board), own(board), Grid("", HEADER, cells).markdown(), *rivals(board)]
+    parts = [answer(board), *filter(None, [own(board)]), Grid("", HEADER, cells).markdown(), *rivals(board)]
     against = []
     for over in comparisons(board):
         figures = [signed(*over.tight), signed(over.adaptive_pgd), signed(over.arc)]

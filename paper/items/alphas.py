@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from paper import results
 from paper.recipe import measured_item, radius
 from paper.results import Figure, ItemResult, RowResult, hardware_of
-from paper.settings import LINF
+from paper.settings import L2, LINF
 from paper.setup import ENSEMBLES, Setup
 from paper.tables import Grid
 from recarc import sampling
@@ -40,7 +42,7 @@ class Case:
 
     @property
     def eps(self) -> str:
-        return LINF if self.norm == "linf" else "128/255"
+        return LINF if self.norm == "linf" else L2
 
 
 def _folder(name: str) -> Path:
@@ -99,8 +101,7 @@ def alphas_of(name: str, case: Case, setup: Setup) -> Iterator[RowResult]:
         chosen.witnessed(rec.with_alpha(alpha), judge)
         scored.witnessed(rec.with_alpha(alpha), judge)
     sampling.cutting_planes(rec, scored, climb, rounds)  # more patterns, on which the bound for any alpha rests
-    vertices = [[float(i == j) for j in range(len(rec))] for i in range(len(rec))]
-    best = max(range(len(rec)), key=lambda i: chosen.accuracy(vertices[i]))
+    best = max(range(len(rec)), key=lambda i: chosen.accuracy(np.eye(len(rec))[i].tolist()))
     row = RowResult(
         name,
         (),

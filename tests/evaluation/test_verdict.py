@@ -177,6 +177,8 @@ def test_pairs_that_only_the_judge_found_standing_count_as_if_they_fell() -> Non
     drawn[:, :6] = 0
     found = Verdict.of(made(alone, alone, [1.0], challenged=drawn))
     assert found.may_fall == pytest.approx(0.006) and not found.conclusive
+    assert "Some samples were never attacked, because a member gave NaN there or answered" in found.sentence
+    assert "spared" not in found.sentence
 
 
 def test_a_member_of_probability_zero_is_not_the_best_one() -> None:

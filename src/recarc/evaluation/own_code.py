@@ -99,7 +99,7 @@ class _Same:
 def _read(module: str, file: str, imported: _Same) -> dict[str, Definition]:
     try:
         tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError):
         return {}
     package = module if Path(file).name == "__init__.py" else module.rpartition(".")[0]
     found: dict[str, Definition] = {}
@@ -171,6 +171,6 @@ def _to_be_imported(module: str) -> str | None:
     """The same before it is imported, such as inside a function."""
     try:
         spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):
+    except Exception:  # of whatever its package does when it is imported
         return None
     return None if spec is None else spec.origin

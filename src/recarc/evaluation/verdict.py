@@ -171,8 +171,8 @@ class Verdict:
             return f"the floor is too high: {found}, and the robust accuracy may be lower by {may_fall}"
         if challenge.pairs == challenge.drawn:  # none spared, so what may fall was never attacked
             return (
-                f"no attack was tried where members gave NaN or answered otherwise than for the judge, so the robust "
-                f"accuracy may be lower by {may_fall}; see the warnings"
+                "some samples were never attacked, because a member gave NaN there or answered differently in the "
+                f"search than for the judge, so the robust accuracy may be lower by {may_fall}; see the warnings"
             )
         more = (
             "challenge them all (--knob challenge=1) or take more samples" if challenge.share < 1 else "look at the gap"

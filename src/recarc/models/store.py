@@ -281,11 +281,8 @@ def _member(entry: dict[str, Any]) -> MemberFile:
     kind = FactorySpec if "factory" in entry else ModelSpec
     known = {part.name for part in fields(kind)}
     _check_keys(entry, known | {"weights", "sha256", "precision"}, "it")
-    weights, sha256, precision = (
-        entry.get("weights"),
-        entry.get("sha256"),
-        entry.get("precision") if entry.get("precision") is not None else "",
-    )
+    weights, sha256 = entry.get("weights"), entry.get("sha256")
+    precision = "" if entry.get("precision") is None else entry["precision"]
     if not isinstance(weights, str) or weights in ("", ".", "..") or set(weights) & set("/\\:\0"):
         raise InputError(f"weights must name a file inside the folder, got {weights!r}")
     if not weights.endswith(SUFFIXES):
