@@ -16,6 +16,7 @@ from paper.floors import BOARD, of_board
 from paper.items import ITEMS
 from paper.items.alphas import alphas_table
 from paper.items.certificates import certificates_table
+from paper.items.thorough import thorough_table
 from paper.judging import Judged
 from paper.plots import draw
 from paper.recipe import Item
@@ -137,7 +138,8 @@ def render(folder: Path, docs: Path) -> list[Path]:
         written[-1].write_text(page(name, measured, folder, docs), encoding="utf-8")
     parts = {"headline": headline(measured), "costs": costs_table(measured), "gallery": gallery_table(measured)}
     parts["certificates"] = certificates_table(measured["certificates"])
-    parts["board"], parts["alphas"] = board_table(folder / "board.json"), alphas_table(measured["alphas"])
+    parts["board"] = board_table(folder / "board.json")
+    parts |= {"alphas": alphas_table(measured["alphas"]), "thorough": thorough_table(measured["thorough"])}
     marked = [path for path in (docs.parent / "README.md", *sorted(docs.glob("*.md"))) if path.exists()]
     return [*written, *(path for path in marked if fill(path, parts))]
 

@@ -12,7 +12,7 @@ from recarc.errors import InputError, unknown
 MODULES = (
     *("paper.items.tables", "paper.items.figures", "paper.items.head_to_head", "paper.items.quoted"),
     *("paper.items.second_member", "paper.items.autoattack", "paper.items.gallery", "paper.items.certificates"),
-    "paper.items.alphas",
+    *("paper.items.alphas", "paper.items.thorough"),
     *("paper.bench.throughput", "paper.bench.attacks", "paper.bench.networks", "paper.bench.planes"),
     *("paper.bench.scaling", "paper.bench.command", "paper.bench.training"),
 )

@@ -45,21 +45,21 @@ class Case:
         return LINF if self.norm == "linf" else L2
 
 
-def _folder(name: str) -> Path:
+def ensemble_folder(name: str) -> Path:
     return ENSEMBLES / f"{name}-fast"
 
 
 CASES = {
-    "IAT, linf, M = 2": Case(_folder("iat2-s0-cifar10-resnet20-linf")),
-    "IAT, linf, M = 3": Case(_folder("iat3-cifar10-resnet20-linf")),
-    "IAT, linf, M = 4": Case(_folder("iat4-cifar10-resnet20-linf")),
-    "JAT, 0.5, linf, M = 2": Case(_folder("jat2-share0.5-s0-cifar10-resnet20-linf")),
-    "Cover, 0.5, linf, M = 2": Case(_folder("cover2-0.5-s0-cifar10-resnet20-linf")),
-    "Tournament, 1, linf, M = 2": Case(_folder("tournament2-1-s0-cifar10-resnet20-linf")),
-    "MRBoost, linf, M = 3": Case(_folder("mrboost-cifar10-resnet20-linf")),
-    "IAT, l2, M = 2": Case(_folder("iat8-cifar10-resnet20-l2"), "l2", 2),
-    "IAT, l2, M = 3": Case(_folder("iat8-cifar10-resnet20-l2"), "l2", 3),
-    "MRBoost, l2, M = 3": Case(_folder("mrboost-cifar10-resnet20-l2"), "l2"),
+    "IAT, linf, M = 2": Case(ensemble_folder("iat2-s0-cifar10-resnet20-linf")),
+    "IAT, linf, M = 3": Case(ensemble_folder("iat3-cifar10-resnet20-linf")),
+    "IAT, linf, M = 4": Case(ensemble_folder("iat4-cifar10-resnet20-linf")),
+    "JAT, 0.5, linf, M = 2": Case(ensemble_folder("jat2-share0.5-s0-cifar10-resnet20-linf")),
+    "Cover, 0.5, linf, M = 2": Case(ensemble_folder("cover2-0.5-s0-cifar10-resnet20-linf")),
+    "Tournament, 1, linf, M = 2": Case(ensemble_folder("tournament2-1-s0-cifar10-resnet20-linf")),
+    "MRBoost, linf, M = 3": Case(ensemble_folder("mrboost-cifar10-resnet20-linf")),
+    "IAT, l2, M = 2": Case(ensemble_folder("iat8-cifar10-resnet20-l2"), "l2", 2),
+    "IAT, l2, M = 3": Case(ensemble_folder("iat8-cifar10-resnet20-l2"), "l2", 3),
+    "MRBoost, l2, M = 3": Case(ensemble_folder("mrboost-cifar10-resnet20-l2"), "l2"),
 }
 
 
@@ -124,10 +124,10 @@ def alphas_of(name: str, case: Case, setup: Setup) -> Iterator[RowResult]:
         gain = sampling.gain_over(best, alpha, scored)
         kept = estimate(scored.scores(alpha))
         figures = (
-            _figure(KEPT, kept),
-            _figure(BEST, gain.alone),
-            _figure(GAIN, gain.gain, "points"),
-            _figure(MOST, gain.most, "points"),
+            figure_of(KEPT, kept),
+            figure_of(BEST, gain.alone),
+            figure_of(GAIN, gain.gain, "points"),
+            figure_of(MOST, gain.most, "points"),
         )
         yield replace(row, row=f"{name}, {method}", figures=figures, alpha=tuple(alpha), alpha_chosen_by=method)
 
@@ -140,15 +140,22 @@ def alphas_table(measured: Sequence[ItemResult]) -> str:
     cells = []
     for row in rows:
         alpha = ", ".join(f"{a:.3g}" for a in row.alpha or ())
-        shown = (figure for column in (KEPT, BEST, GAIN, MOST) if (figure := row.figure(column)) is not None)
-        figures = [f"{f.measured:.2f} [{', '.join(f'{end:.2f}' for end in f.interval or ())}]" for f in shown]
-        cells.append([row.row, alpha, *figures, f"{row.images:,}"])
-    made = sorted({f"{row.hardware}, {row.date[:10]}, {short(row.commit or '')}" for row in rows})
+        cells.append([row.row, alpha, *in_words(row, (KEPT, BEST, GAIN, MOST)), f"{row.images:,}"])
     grid = Grid("", ["ensemble, method", "alpha", KEPT, BEST, GAIN, MOST, "images"], cells)
-    note = rows[0].note.capitalize()
-    return f"{grid.markdown()}\n\n{note}; `python -m paper alphas` ({'; '.join(made)})."
+    return f"{grid.markdown()}\n\n{rows[0].note.capitalize()}; `python -m paper alphas` ({made(rows)})."
 
 
-def _figure(column: str, value: Estimate, unit: str = "%") -> Figure:
+def in_words(row: RowResult, columns: Sequence[str]) -> list[str]:
+    """These figures with their intervals."""
+    found = [figure for column in columns if (figure := row.figure(column)) is not None]
+    return [f"{f.measured:.2f} [{', '.join(f'{end:.2f}' for end in f.interval or ())}]" for f in found]
+
+
+def made(rows: Sequence[RowResult]) -> str:
+    """Where, when and by which code these rows were measured."""
+    return "; ".join(sorted({f"{row.hardware}, {row.date[:10]}, {short(row.commit or '')}" for row in rows}))
+
+
+def figure_of(column: str, value: Estimate, unit: str = "%") -> Figure:
     low, middle, high = (round(100 * end, 4) for end in (value.low, value.value, value.high))
     return Figure(column, middle, (low, high), unit=unit)
