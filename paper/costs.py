@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from paper.recipe import EnsembleRecipe, Item, Row
+from collections.abc import Mapping
+
+from paper.recipe import EnsembleRecipe, Item, Measurement, Row
 from paper.scale import FULL
 from paper.settings import budget
 from paper.setup import shipped
@@ -22,17 +24,24 @@ MMACS = {
     "efficientnet-lite": 530.0,  # the mean of lite0, lite1 and lite2 as published
 }
 LARGE = 100  # million multiply-adds: from here on a GPU is busy with arithmetic rather than with launches
-# Million multiply-adds a second on one H200, forward and backward. Attacks: 400,000 passes through a ResNet-20 in
-# 2.58 s (TF32, results/bench), 13,370,000 of ResNet-18s in 119 s (its row of results/table1.json, counted as here,
-# beside other jobs), 11,730 a second through a ResNet-18 at 224 pixels (results/throughput.json), 2,010,000 through
-# EfficientNet-lite in 480 s (the rows of results/imagenet-sample.json, counted as here).
+# Million multiply-adds a second on one H200, forward and backward. Attacks: 400,000 passes through ResNet-20s in
+# 0.886 s (AdaptivePGD in float16, results/bench-attacks-h200.json), 13,370,000 of ResNet-18s in 119 s (its row of
+# results/table1.json, counted as here, beside other jobs), 11,730 a second through a ResNet-18 at 224 pixels
+# (results/throughput.json), 2,010,000 through EfficientNet-lite in 480 s (the rows of results/imagenet-sample.json,
+# counted as here).
 # Training: 8 passes of 128 images in 5.82 ms (ResNet-20) and 14.0 ms (ResNet-18, results/bench).
 ATTACK = {
-    "small": 400_000 / 2.58 * 40.6,
+    "small": 400_000 / 0.886 * 40.6,
     "large": 13_370_000 / 119 * 555.4,
     "imagenet": 11_730 * 1814.1,
     "package": 2_010_000 / 480 * 530.0,
 }
+# What a pass, counted in full, takes on small networks, where one of AdaptivePGD is 1. ARC leaves out samples and
+# planes: 1,867,000 passes took 1.04 s in the same benchmark. AC&W took 142 s for 9,900,000, on 1,000 images beside
+# three jobs (queue.json). The rate of large networks is that of a whole row, with what ARC leaves out.
+WEIGHTS: dict[type[Attack], float] = {ARC: 0.25, CarliniWagner: 3.0}
+RUN = 1  # second that an attack takes beside its passes: rows of many short runs, such as figure9's
+SLOWER_NETS = {"vgg16": 1.75}  # its row of table1 took 479 s alone (queue.json), where its arithmetic asks for 272
 TRAIN = {"small": 128 * 8 / 5.82e-3 * 40.6, "large": 128 * 8 / 14.0e-3 * 555.4}
 SAMPLE = 500  # images that the pretrained members are tried on
 # Passes per image and epoch of methods that do not attack with PGD: ADP none; DVERGE 10 steps of distillation and two
@@ -46,9 +55,10 @@ def net(ensemble: EnsembleRecipe) -> str:
 
 
 def seconds(passes: float, ensemble: EnsembleRecipe, rates: dict[str, float]) -> float:
-    size = MMACS[net(ensemble)]
-    kind = "package" if ensemble.package else "large" if size > LARGE else "small"
-    return passes * size / rates[ensemble.data if kind == "large" and ensemble.data in rates else kind]
+    name = net(ensemble)
+    kind = "package" if ensemble.package else "large" if busy(ensemble) else "small"
+    rate = rates[ensemble.data if kind == "large" and ensemble.data in rates else kind]
+    return passes * MMACS[name] / rate * SLOWER_NETS.get(name, 1)
 
 
 def passes(attack: Attack, members: int, classes: int) -> float:
@@ -69,16 +79,24 @@ def passes(attack: Attack, members: int, classes: int) -> float:
     return float(members)
 
 
-def attack_passes(row: Row) -> float:
+def attack_passes(row: Row, weights: Mapping[type[Attack], float] | None = None) -> float:
     """All measurements of a row on the whole test set, and the search for alpha where it has one."""
     spec = CATALOG[row.data]
     count, classes = SAMPLE if row.ensemble.package else spec.splits[spec.evaluation], len(spec.classes)
-    runs = {m.run: m for m in row.measurements}.values()  # an attack that ignores alpha runs once for a whole sweep
-    each = sum(passes(m.attack, len(m.members) if m.members else row.ensemble.members, classes) for m in runs)
+    each = 0.0
+    for m in runs(row):
+        attack = m.attack.attack if isinstance(m.attack, RandomAttacker) else m.attack
+        weight = (weights or {}).get(type(attack), 1.0)
+        each += weight * passes(m.attack, len(m.members) if m.members else row.ensemble.members, classes)
     search = 0.0
     if row.alpha == "grid":
         search = FULL.grid * FULL.grid_images * passes(budget(row.data).apgd(), row.ensemble.members, classes)
     return each * count + search
+
+
+def runs(row: Row) -> list[Measurement]:
+    """One measurement for each run of an attack: one that ignores alpha runs once for a whole sweep."""
+    return list({m.run: m for m in row.measurements}.values())
 
 
 def training_passes(ensemble: EnsembleRecipe, recipe: str) -> float:
@@ -109,7 +127,8 @@ def busy(ensemble: EnsembleRecipe) -> bool:
 
 def attack_seconds(row: Row) -> float:
     """On one H200, all measurements of a row on all images."""
-    return seconds(attack_passes(row), row.ensemble, ATTACK)
+    weights = {} if row.ensemble.package or busy(row.ensemble) else WEIGHTS
+    return seconds(attack_passes(row, weights), row.ensemble, ATTACK) + RUN * len(runs(row))
 
 
 def shown(item: Item, recipe: str) -> str:

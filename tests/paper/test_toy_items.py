@@ -12,9 +12,10 @@ import torch
 
 from paper import measure, results
 from paper.bench.common import Replay, robust_accuracy
-from paper.items import ITEMS, quoted
+from paper.items import ITEMS, quoted, thorough
 from paper.items.alphas import BEST, GAIN, KEPT, MOST, Case, alphas_of, alphas_table
 from paper.items.certificates import certificates_table
+from paper.items.thorough import attacked_again
 from paper.measure import ItemRun
 from paper.pages import costs_table, gathered, page
 from paper.plots import draw
@@ -24,8 +25,12 @@ from paper.scale import TOY
 from paper.settings import bat
 from paper.setup import Setup
 from paper.tables import grids, is_matrix, matrix_of
-from recarc import ARC, Ball, RandomizedEnsemble, evaluate, save_ensemble
-from recarc.errors import AttackViolation
+from recarc import ARC, Ball, RandomizedEnsemble, Tight, evaluate, save_ensemble
+from recarc.board import Board
+from recarc.board.entry import one_run
+from recarc.board.scoring import row_of
+from recarc.data import load
+from recarc.errors import AttackViolation, InputError
 from recarc.evaluation.intervals import paired_interval, wilson
 from recarc.models import build
 from recarc.sampling import Choice
@@ -72,6 +77,8 @@ def representative(item: Item) -> list[Row]:
 
 @pytest.mark.parametrize("name", [name for name, item in ITEMS.items() if item.rows])
 def test_an_item_runs_and_is_kept(name: str, toy_setup: Setup, tmp_path: Path) -> None:
+    if name == "autoattack":
+        pytest.importorskip("pyautoattack", reason="pyautoattack is not installed: `make peers`")
     item, rows = ITEMS[name], representative(ITEMS[name])
     found = ItemRun(item, rows, toy_setup, tmp_path, progress=False).run()
     assert [row.row for row in found.rows] == [row.name for row in rows]
@@ -238,6 +245,28 @@ def test_alphas_are_chosen_on_one_half_and_scored_on_the_other(tmp_path: Path) -
         results.add_row(tmp_path, "alphas", "alphas", row, [])
     table = alphas_table(gathered(tmp_path)["alphas"])
     assert "| toy, OSP |" in table and "which the members may have been trained on, scored on" in table
+
+
+def test_gains_are_attacked_again_and_paired_with_the_row_of_the_board(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    rec = RandomizedEnsemble([build("mlp", 10, 1, 8, width=4).eval() for _ in range(2)])
+    case = Case(save_ensemble(rec, tmp_path / "rec"), data="digits")
+    images, ball = load("digits", "test", limit=12), Ball("linf", 8 / 255)
+    before = evaluate(rec, Tight("quick", steps=2), images, ball, out=tmp_path / "run", progress=False)
+    run = one_run(tmp_path / "run")
+    weights = {"weights": run.configuration["members"], "run": "as it was"}
+    board = Board("digits", "test", {"linf": 8 / 255}, (row_of(run, "toy", provenance=weights),))
+    setup = Setup(tmp_path / "out", torch.device("cpu"), scale=TOY, limit=8, report=None)
+    row = attacked_again("toy", case, board, setup)
+    left = {figure.column: figure.measured for figure in row.figures}
+    assert left[thorough.ROW] == pytest.approx(100 * before.robust_scores[:8].mean(), abs=1e-3), "of the same images"
+    assert left[thorough.LOST] == pytest.approx(left[thorough.ROW] - left[thorough.KEPT], abs=1e-3)
+    assert left[thorough.GAIN] == pytest.approx(left[thorough.KEPT] - left[thorough.BEST], abs=1e-3)
+    assert row.images == 8 and "Tight" in row.attacks[thorough.KEPT] and row.attacks[thorough.ROW] == "as it was"
+    assert "| toy |" in thorough.thorough_table([ItemResult("thorough", "", (row,))])
+    assert "Not measured yet" in thorough.thorough_table([])
+    with pytest.raises(InputError, match="no row of the board has these weights with alpha"):
+        attacked_again("toy", case, replace(board, rows=()), setup)
 
 
 def test_the_demo_becomes_a_row(toy_setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
