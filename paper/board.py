@@ -10,7 +10,7 @@ from recarc.board.answer import answer, comparisons, own, rivals
 
 HEADER = [
     *("ensemble", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "most", "P(R)", "verdict"),
-    *("average", "vote", "MFLOPs", "GPU minutes"),
+    *("average", "vote", "one network", "MFLOPs", "GPU minutes"),
 ]
 IMAGES = 10_000  # of a row that says nothing else
 
@@ -20,7 +20,7 @@ def board_table(path: Path) -> str:
     if not path.exists():
         return "Not measured yet: `recarc board add`, then `--render`."
     board = Board.read(path)
-    cells = [board_cells(row) for row in board.rows]
+    cells = [board_cells(row, board.single(row)) for row in board.rows]
     parts = [answer(board), *filter(None, [own(board)]), Grid("", HEADER, cells).markdown(), *rivals(board)]
     against = []
     for over in comparisons(board):
@@ -32,18 +32,19 @@ def board_table(path: Path) -> str:
     return "\n\n".join(parts).rstrip()
 
 
-def board_cells(row: Row) -> list[str]:
+def board_cells(row: Row, one: Row | None) -> list[str]:
     """A line of the board's table; the number of images where it is not the usual one."""
     figures = [row.clean, row.adaptive_pgd, row.arc, row.tight["value"], row.floor, row.best_member]
     several, images = row.members > 1, "" if row.samples == IMAGES else f", {row.samples:,} images"
     return [
         f"{row.name}{images}{' (ours)' if row.ours else ''}",
         *(f"{100 * value:.2f}" for value in figures),
-        signed(row.gain["value"], row.gain["low"], row.gain["high"]) if several else "",
+        row.gain_text if several else "",
         row.most_text,
         row.joint_text,
         row.verdict_text,
         *(row.rival_text(name) for name in ("average", "vote")),
+        "" if one is None else f"{100 * one.tight['value']:.2f}",
         "" if row.flops is None else f"{row.flops / 1e6:.0f}",
         "" if row.minutes is None else f"{row.minutes:.1f}",
     ]

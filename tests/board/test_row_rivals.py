@@ -14,6 +14,7 @@ import torch
 
 from recarc import Ball, InputError, RandomizedEnsemble, Tight, evaluate, load_ensemble, save_ensemble
 from recarc.board import entry
+from recarc.board.answer import rivals
 from recarc.board.boards import Board
 from recarc.board.rivals import Rival, add_rival
 from recarc.board.rows import Row, packed
@@ -128,7 +129,7 @@ def test_a_rival_of_no_row_is_refused(folder: Path, board: Path, tmp_path: Path,
     )
 
 
-def test_signals_of_a_rival_are_named_and_its_figure_left_out(
+def test_signals_of_a_rival_are_named_and_it_counts_only_where_it_keeps_less(
     folder: Path, board: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
@@ -142,10 +143,13 @@ def test_signals_of_a_rival_are_named_and_its_figure_left_out(
     assert "; signals of masked gradients: margin jumps" in capsys.readouterr().out
     assert all(row.rivals["vote"]["signals"] == ["margin_jumps"] for row in rows_of(board).values())
     assert run(["board", "show", "--board", f"{board}", "--page", f"{tmp_path / 'page.html'}"]) == 0
-    shown = capsys.readouterr().out
-    assert "(margin jumps)" in shown and "majority vote" not in shown
+    shown, content = capsys.readouterr().out, Board.read(board)
+    assert "(margin jumps)" in shown and "majority vote of the members, which costs all of them" in shown
+    assert all(row.vote is not None and row.vote < row.tight["value"] for row in content.rows), "less than drawing"
     page = (tmp_path / "page.html").read_text()
-    assert "<dt>vote, signals of masked gradients</dt><dd>margin jumps</dd>" in page and "majority vote" not in page
+    assert "<dt>vote, signals of masked gradients</dt><dd>margin jumps</dd>" in page
+    more = tuple(replace(row, vote=1.0) for row in content.rows)
+    assert not any("majority vote" in said for said in rivals(replace(content, rows=more))), "which may be the attack's"
 
 
 def test_a_row_that_was_replaced_meanwhile_gets_no_rival(board: Path) -> None:
@@ -231,8 +235,8 @@ def test_average_and_vote_exclude_each_other(folder: Path, capsys: Any) -> None:
 
 def test_a_board_with_rivals_of_another_kind_is_refused(board: Path, capsys: Any) -> None:
     document = json.loads(board.read_text())
-    for rivals in ({"vote": 1}, {"other": {"checked": {}}}, [1], {"vote": {"checked": 1}}):
-        document["rows"][0]["provenance"]["rivals"] = rivals
+    for given in ({"vote": 1}, {"other": {"checked": {}}}, [1], {"vote": {"checked": 1}}):
+        document["rows"][0]["provenance"]["rivals"] = given
         board.write_text(json.dumps(document))
         assert run(["board", "show", "--board", f"{board}"]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1

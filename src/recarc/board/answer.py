@@ -6,13 +6,17 @@ import numpy as np
 
 from recarc.board.boards import Board
 from recarc.board.kinds import BROKEN, Kind, Over, counted
+from recarc.board.rows import Row
 from recarc.evaluation.intervals import holm, p_value
 
 AIM = 0.02  # a gain that would matter: two points
 
 
 def answer(board: Board) -> str:
-    """Does any randomized ensemble help? In two sentences."""
+    """Does any randomized ensemble help? In two sentences.
+
+    Never yes: at its floor, the mean of what the members keep alone, no ensemble keeps more than the best of them.
+    """
     some, helping, hurting = board.counted, board.helping(), board.hurting()
     if not board.kinds:
         return "No randomized ensemble is on this board yet."
@@ -25,11 +29,13 @@ def answer(board: Board) -> str:
         f"{_in_a_word(helping)}: of {len(some)} randomized {ensembles}{seeds}, {_keep(helping)} "
         f"more under the strongest attack than their best member does alone, {_keep(hurting)} less, and "
         f"{len(some) - len(helping) - len(hurting)} cannot be told apart from it (paired intervals, corrected for "
-        f"the number of comparisons){_at_floor(helping)}."
+        "the number of comparisons)."
     )
     largest = max(helping or some, key=lambda kind: kind.gain[0])
-    what = "least loss" if largest.gain[0] < 0 else "largest gain"
-    return f"{first} The {what} is {largest.sentence}{_one_network(board)}."
+    what, warning = "least loss", ""
+    if largest.gain[0] >= 0:
+        what, warning = "largest gain", "; no gain is certain, as every one lies between figure and floor"
+    return f"{first} The {what} is {largest.sentence}{warning}."
 
 
 def own(board: Board) -> str:
@@ -50,7 +56,7 @@ def _points(figure: tuple[float, float, float]) -> str:
 
 
 def remarks(board: Board) -> list[str]:
-    """recarc's own methods; averaged or voted instead of drawn; then each kind against independent members."""
+    """recarc's own methods; other ways to use the same operations; then each kind against independent members."""
     mine = own(board)
     return [*([mine] if mine else []), *rivals(board), *(over.sentence for over in comparisons(board))]
 
@@ -61,39 +67,49 @@ def comparisons(board: Board) -> list[Over]:
 
 
 def rivals(board: Board) -> list[str]:
-    """What the average and the vote of the members keep more than drawing one, where there is something to keep."""
+    """One network of the same cost; then what average and vote keep more than drawing, where there is something to."""
     return [
+        *_one_network(board),
         *_more_than_drawing(board, "Averaging the members' probabilities", "average"),
         *_more_than_drawing(board, "A majority vote of the members", "vote"),
     ]
 
 
 def _more_than_drawing(board: Board, rival: str, name: str) -> list[str]:
-    """One sentence, over the kinds whose rival is known and, as far as its run shows, hides no gradients."""
+    """One sentence, over the kinds whose rival is known. One that hides gradients counts only if it keeps less.
+
+    What it keeps is too high, if anything.
+    """
     measured = _with_rival(board.counted, name)
-    known = [kind for kind in measured if not kind.rival_masked(name)]
+    known = [kind for kind in measured if not kind.rival_masked(name) or (kind.rival(name) or 0.0) < kind.tight]
     if not known:
         return []
-    honest = f" and whose {name} hides no gradients" if len(known) < len(measured) else ""
+    hidden = len(measured) - len(known)
+    left_out = f"; {hidden} more {'do' if hidden > 1 else 'does'} so far, but hide{'s' * (hidden == 1)} gradients"
     more = [100 * (kind.rival(name) or 0.0) - 100 * kind.tight for kind in known]
     words = (
         f"{rival}, which costs all of them per query, keeps more than drawing one in "
-        f"{sum(value > 0 for value in more)} of {len(more)} ensembles that keep {100 * BROKEN:.0f} % or more{honest}"
+        f"{sum(value > 0 for value in more)} of {len(more)} ensembles that keep {100 * BROKEN:.0f} % or more"
         f"{_clearly(known, name)}: "
-        f"by {np.median(more):+.2f} points in the median, {min(more):+.2f} to {max(more):+.2f}"
+        f"by {np.median(more):+.2f} points in the median, {min(more):+.2f} to {max(more):+.2f}{left_out * bool(hidden)}"
     )
     singles = [(kind, board.single(kind.rows[0], kind.rows[0].drawn)) for kind in known]
     large = [(kind, one) for kind, one in singles if one is not None and one != board.single(kind.rows[0])]
     if large:
         norms = " and ".join(sorted({kind.rows[0].norm for kind, _ in large}))
         ahead = sum(one.tight["value"] > (kind.rival(name) or 0.0) for kind, one in large)
-        other = sum(kind.rows[0].epochs != one.epochs for kind, one in large)
-        unlike = f"; {other} trained for more or fewer epochs than the members" if other else ""
         words += (
-            f"; one larger network that costs about as much as all members keeps more than the {name} in "
-            f"{ahead} of {len(large)} ({norms}{unlike})"
+            f"; one larger network that costs no more than all members keeps more than the {name} in "
+            f"{ahead} of {len(large)} ({norms}{_trained_otherwise(large)})"
         )
     return [f"{words}."]
+
+
+def _trained_otherwise(pairs: list[tuple[Kind, Row]]) -> str:
+    """How many of these networks are known to have been trained for more or fewer epochs than the members."""
+    known = [(mine, one.epochs) for kind, one in pairs if (mine := kind.rows[0].epochs) and one.epochs]
+    other = sum(mine != theirs for mine, theirs in known)
+    return f"; {other} trained for more or fewer epochs than the members" if other else ""
 
 
 def _with_rival(kinds: list[Kind], name: str) -> list[Kind]:
@@ -117,9 +133,7 @@ def _clearly(kinds: list[Kind], name: str) -> str:
 
 
 def _in_a_word(helping: list[Kind]) -> str:
-    """Yes, if a gain is there even at the floor; a gain that is small at the upper end of its interval is little."""
-    if any(kind.at_floor > 0 for kind in helping):
-        return "Yes"
+    """A gain that is small even at the upper end of its interval is little."""
     if not helping:
         return "Not so far"
     return "Little, if at all" if max(kind.gain[2] for kind in helping) < AIM else "Perhaps"
@@ -132,26 +146,25 @@ def _that_count(board: Board) -> str:
     return f" that {' and '.join(words)}" if words else ""
 
 
-def _at_floor(helping: list[Kind]) -> str:
-    """How many still gain if the truth is as low as it can be; a floor that is not certified leaves none."""
-    some = sum(kind.at_floor > 0 for kind in helping)
-    if len(helping) < 2:
-        return f"; if the truth is its floor, it {'still does' if some else 'does not'}" if helping else ""
-    return f"; if the truth is their floor, {some or 'none'} of these {len(helping)} {'do' if some > 1 else 'does'}"
-
-
-def _one_network(board: Board) -> str:
+def _one_network(board: Board) -> list[str]:
     """How many keep more than one network of their cost, and whether that one was trained for as long."""
     compared, more = board.against_one_network()
     if not compared:
-        return ""
-    words = f"; of {len(compared)} that can be compared with one network of the same cost per query, {_keep(more)} more"
+        return []
+    words = (
+        f"Of {len(compared)} ensembles that can be compared with one network of the same cost per query, {_keep(more)} "
+        "clearly more"
+    )
     singles = [(kind.rows[0].epochs, one.epochs) for kind in compared if (one := board.single(kind.rows[0]))]
     other = [(mine, theirs) for mine, theirs in singles if mine and theirs and mine != theirs]
     if other:
         members, networks = (_or(sorted({pair[k] for pair in other}, key=float)) for k in (0, 1))
-        words += f", but these networks were trained for {networks} epochs and the members for {members}"
-    return words
+        have = "have" if len(other) > 1 else "has"
+        words += (
+            f"; of these, {len(other)} {have} members that were trained for {members} epochs, and the network for "
+            f"{networks}"
+        )
+    return [f"{words}."]
 
 
 def _or(values: list[str]) -> str:

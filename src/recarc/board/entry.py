@@ -128,6 +128,7 @@ def _measured(run: Run) -> Json:
         **{key: run.environment.get(key) for key in ("commit", "hardware", "torch", "recarc")},
         "run": run.evaluation.configuration.get("attack"),
         "precision": run.configuration.get("precision"),
+        "seconds": round(run.evaluation.seconds, 1),
     }
 
 

@@ -21,7 +21,7 @@ class Kind:
 
     @property
     def gain(self) -> tuple[float, float, float]:
-        """Value, low, high: means over the seeds, as if they erred alike, which is on the safe side."""
+        """Value, low, high: means over the seeds, as if they erred alike; of the images, not the chance in training."""
         value, low, high = (mean(row.gain[end] for row in self.rows) for end in ("value", "low", "high"))
         return value, low, high
 
@@ -60,11 +60,6 @@ class Kind:
         return all(row.verdict == "conclusive" for row in self.rows)
 
     @property
-    def at_floor(self) -> float:
-        """The gain if the truth is the floor."""
-        return mean(row.gain_at_floor for row in self.rows)
-
-    @property
     def masked(self) -> bool:
         """Whether a member shows signals of masked gradients: the figures may be what attacks miss."""
         return any(row.signals for row in self.rows)
@@ -80,8 +75,8 @@ class Kind:
         gains = [100 * row.gain["value"] for row in self.rows]
         seeds = f"mean of {len(gains)} seeds ({min(gains):+.2f} to {max(gains):+.2f})" if gains[1:] else "one seed"
         return (
-            f"{value:+.2f} points [{low:+.2f}, {high:+.2f}], or {100 * self.at_floor:+.2f} if the truth is the floor, "
-            f"of {self.rows[0].kind}, on {self.rows[0].samples:,} images, {seeds}"
+            f"{value:+.2f} points [{low:+.2f}, {high:+.2f}], of {self.rows[0].kind}, on {self.rows[0].samples:,} "
+            f"images, {seeds}"
         )
 
 

@@ -12,6 +12,7 @@ WORDS = ("natural", "free", "tournament", "cover")
 SHORT = ("at", "bat", "iat", "ibp", "jat", "adp", "gal", "dverge", "trs", "barre")
 LABELS = SPELLED | {word: word.capitalize() for word in WORDS} | {word: word.upper() for word in SHORT}
 DIVERSE = ("jat", "tournament", "cover")  # methods whose `diversity` belongs to their name: recarc's own
+CHAINED = ("mrboost", "barre")  # each member starts from the one before it
 OURS = tuple(LABELS[method] for method in DIVERSE)
 
 
@@ -35,8 +36,12 @@ def trained_name(made_by: Mapping[str, Any], otherwise: str) -> str:
 
 def kind_name(method: str, norm: str, members: int, alpha: Sequence[float]) -> str:
     """What rows have in common that differ in the seed alone."""
-    weights = "uniform" if np.ptp(alpha) < 1e-6 else ", ".join(f"{a:.3g}" for a in alpha)
-    return f"{method}, {norm}, M = {members}, alpha {weights}"
+    return f"{method}, {norm}, M = {members}, alpha {alpha_name(alpha)}"
+
+
+def alpha_name(alpha: Sequence[float]) -> str:
+    """uniform, or the probabilities in three digits."""
+    return "uniform" if np.ptp(alpha) < 1e-6 else ", ".join(f"{a:.3g}" for a in alpha)
 
 
 def row_name(kind: str, seed: Any) -> str:

@@ -9,6 +9,7 @@ from markupsafe import Markup
 from recarc.board.answer import answer, comparisons, own, rivals
 from recarc.board.boards import Board
 from recarc.board.kinds import BROKEN
+from recarc.board.names import alpha_name
 from recarc.board.rows import Row, in_words
 from recarc.report.writing import environment, write_files
 
@@ -36,6 +37,7 @@ def write_board(board: Board, path: str | Path) -> Path:
             gain_svg=gain_svg,
             alpha_svg=alpha_svg,
             in_words=in_words,
+            alpha_name=alpha_name,
         )
     )
     return write_files({Path(path): page.encode()})[0]
@@ -58,10 +60,10 @@ def gain_svg(row: Row, mark: str, span: float = SPAN) -> Markup:
     points = {end: 100 * row.gain[end] for end in ("low", "value", "high")}
     low, value, high = (110 + 100 * min(max(at / span, -1.0), 1.0) for at in points.values())
     side = 1 if points["value"] > 0 else -1
-    arrow = f"{value + 9 * side:.1f},14 {value - 5 * side:.1f},6 {value - 5 * side:.1f},22"
+    arrow = f"{value + 10 * side:.1f},14 {value - 8 * side:.1f},4 {value - 8 * side:.1f},24"
     shape = Markup('<polygon class="gain-{mark}" points="{arrow}"/>').format(mark=mark, arrow=arrow)
     if abs(points["value"]) <= span:
-        shape = Markup('<circle class="gain-{mark}" cx="{value:.1f}" cy="14" r="6"/>').format(mark=mark, value=value)
+        shape = Markup('<circle class="gain-{mark}" cx="{value:.1f}" cy="14" r="9"/>').format(mark=mark, value=value)
     return Markup(
         '<svg class="plot" viewBox="0 0 220 28" role="img" aria-label="{label}">'
         '<line class="gain-zero" x1="110" x2="110" y1="0" y2="28"/>'

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from recarc.board.names import OURS, kind_name, row_name
+from recarc.board.names import CHAINED, OURS, kind_name, row_name
 from recarc.evaluation.intervals import wilson
 
 MOST = 1e18  # of any figure
@@ -87,6 +87,12 @@ class Row:
         """What the average or the vote keeps, in %, with `rival_notes`; nothing if it is not known."""
         kept, notes = getattr(self, name), self.rival_notes(name)
         return "" if kept is None else f"{100 * kept:.2f}" + (f" ({notes})" if notes else "")
+
+    @property
+    def gain_text(self) -> str:
+        """The gain over the best member, in points, with its interval."""
+        value, low, high = (100 * self.gain[end] for end in ("value", "low", "high"))
+        return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
 
     @property
     def most_text(self) -> str:
@@ -172,10 +178,13 @@ class Row:
 
     @property
     def epochs(self) -> str | None:
-        """For how long each member was trained, as the command of the training says; None if some were given to it."""
+        """For how long each member was trained, as the command of the training says.
+
+        None if some were given to it, or if one starts from another, whose epochs it has had as well.
+        """
         training = str(self.provenance.get("training") or "")
-        found = re.search(r"--epochs (\S+)", training)
-        return found[1] if found and "--start" not in training else None
+        found = re.match(r"recarc train (\S+) .*--epochs (\S+)", training)
+        return found[2] if found and found[1] not in CHAINED and "--start" not in training else None
 
     @property
     def scores(self) -> np.ndarray | None:

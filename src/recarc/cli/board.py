@@ -73,8 +73,7 @@ def add(
         print_json({"board": str(board_file), "rows": rows, "changed": shown, "notes": notes})
         return
     for row in changed:
-        gain = f"{100 * row.gain['value']:+.2f} points [{100 * row.gain['low']:+.2f}, {100 * row.gain['high']:+.2f}]"
-        line = f"{percent(row.tight['value'])} %, {gain} over its best member alone; {row.verdict_text}"
+        line = f"{percent(row.tight['value'])} %, {row.gain_text} points over its best member alone; {row.verdict_text}"
         known = row.provenance
         if isinstance(found, Rival):
             known = row.rivals[found.name]
@@ -114,7 +113,13 @@ def show(
             {
                 **asdict(content),
                 "rows": [
-                    {"name": row.name, **asdict(row), "epochs": row.epochs, "joint_interval": row.joint_interval}
+                    {
+                        "name": row.name,
+                        **asdict(row),
+                        "epochs": row.epochs,
+                        "joint_interval": row.joint_interval,
+                        "one_network": one.name if (one := content.single(row)) else None,
+                    }
                     for row in content.rows
                 ],
                 "answer": answer(content),
@@ -129,7 +134,7 @@ def show(
             row.name,
             *(percent(v) for v in (row.clean, row.adaptive_pgd, row.arc, row.tight["value"], row.floor)),
             percent(row.best_member),
-            f"{100 * row.gain['value']:+.2f}" if row.members > 1 else "",
+            row.gain_text if row.members > 1 else "",
             row.most_text,
             row.joint_text,
             *(row.rival_text(name) for name in ("vote", "average")),
