@@ -29,7 +29,9 @@ IMAGES = 1000
 ROW, KEPT, LOST, BEST, GAIN = "the row keeps", "thorough leaves", "lost", "best member keeps", "gain"
 CASES = {
     "IAT, linf, M = 3": Case(ensemble_folder("iat3-cifar10-resnet20-linf")),
+    "IAT, linf, M = 4": Case(ensemble_folder("iat4-cifar10-resnet20-linf")),
     "MRBoost, linf, M = 3": Case(ensemble_folder("mrboost-cifar10-resnet20-linf")),
+    "BARRE, linf, M = 4": Case(ensemble_folder("barre4-cifar10-resnet20-linf")),
     "IAT, l2, M = 8": Case(ensemble_folder("iat8-cifar10-resnet20-l2"), "l2"),
 }
 
@@ -52,7 +54,7 @@ def attacked_again(name: str, case: Case, board: Board, setup: Setup) -> RowResu
     out = setup.out / case.folder.name
     if not (out / "summary.json").exists():
         loaded = load_ensemble(case.folder, setup.device)
-        rec = RandomizedEnsemble(loaded.members[: case.members or len(loaded)])
+        rec = loaded if case.members is None else RandomizedEnsemble(loaded.members[: case.members])
         images = setup.images(case.data, "test").limit(min(IMAGES, setup.limit or IMAGES))
         attack, ball = setup.scale.attack(budget(case.data).tight("thorough")), Ball(case.norm, radius(case.eps))
         evaluate(rec, attack, images, ball, out=out, precision=setup.precision)
