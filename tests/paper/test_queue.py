@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from paper import queue, runner, schedule
 from paper.__main__ import main
-from paper.costs import attack_seconds
+from paper.costs import attack_seconds, training_seconds
 from paper.items import ITEMS
 from paper.results import Figure, ItemResult, RowResult
 from paper.schedule import Job
@@ -99,6 +100,16 @@ def test_the_plan_fits_into_blocks_and_measures_what_is_open() -> None:
     chosen = [word for one in l2[1:] for word in one.job.partition(": ")[2].split(", ")]
     assert set(chosen) == ITEMS["figure7"].rows[1].columns - {"ARC at alpha 1 less ARC at alpha 0.9"}
     assert len(chosen) == len(set(chosen)), "no two write to the same run"
+
+
+def test_an_open_job_of_the_list_does_not_take_what_is_shipped_for_a_training() -> None:
+    """A row whose ensemble the zoo has is measured without training, unless the command gives another ensemble."""
+    for one in queue.jobs():
+        for item, rest in re.findall(r"-m paper (table1|seeds|paper-recipe|second-member) (.*?)(?:&&|$)", one.command):
+            if one.status != "open" or one.beside or "--ensemble" in rest:
+                continue
+            names = re.findall(r"--only (\S+)", rest)
+            assert all(training_seconds(row.ensemble, "fast") for row in ITEMS[item].rows if row.name in names), one.job
 
 
 def found_row(name: str, **changes: object) -> tuple[queue.Row, RowResult]:
