@@ -6,18 +6,21 @@ the members are attacked where the board has no record of them. What was finishe
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from paper.setup import HERE
 from recarc.board import Board, Row
-from recarc.cli.app import run
+from recarc.cli.app import guarded, run
+from recarc.cli.output import print_note
 from recarc.ensemble import RandomizedEnsemble
-from recarc.errors import unknown
+from recarc.errors import InputError, unknown
 from recarc.evaluation.fingerprint import eps_text
 from recarc.models import load_ensemble, save_ensemble
 
@@ -101,12 +104,11 @@ def folder_of(name: str, source: Source, home: Path) -> str:
     """Where the ensemble of a row lies; first members are put into a folder of their own."""
     if source.members is None:
         return source.ensemble
-    folder, whole = home / "ensemble", load_ensemble(source.ensemble)
-    if not (folder / "ensemble.json").exists():
-        made_by = {key: value for key, value in whole.made_by.items() if key != "curve"}
-        made_by |= {"members": source.members, "seconds": made_by["seconds"] * source.share}
-        save_ensemble(RandomizedEnsemble(whole.members[: source.members]), folder, made_by=made_by)
-    return str(folder)
+    whole = load_ensemble(source.ensemble)
+    made_by = {key: value for key, value in whole.made_by.items() if key != "curve"}
+    made_by |= {"members": source.members, "seconds": made_by["seconds"] * source.share}
+    first = RandomizedEnsemble(whole.members[: source.members])
+    return str(save_ensemble(first, home / "ensemble", made_by=made_by, overwrite=True))
 
 
 def commands(name: str, source: Source, file: Path, runs: Path, device: str) -> Iterator[list[str]]:
@@ -119,8 +121,10 @@ def commands(name: str, source: Source, file: Path, runs: Path, device: str) -> 
     alpha = ["--alpha", source.alpha] if source.alpha else []
     yield [*attack, *alpha, "--out", str(home / "drawn")]
     yield ["board", "add", str(home / "drawn"), *where, *(["--alpha-by", source.alpha_by] if source.alpha_by else [])]
-    row = next(row for row in Board.read(file).rows if row.name == name)
-    for rival in lacking(row):
+    rows = {row.name: row for row in Board.read(file).rows}
+    if name not in rows:
+        raise InputError(f"{folder} became another row than {name}: correct its entry in paper/board_rows.py")
+    for rival in lacking(rows[name]):
         yield [*attack, *alpha, f"--{rival}", "--out", str(home / rival)]
         yield ["board", "add", str(home / rival), *where]
 
@@ -131,21 +135,47 @@ def lacking(row: Row) -> list[str]:
 
 
 def measure(names: list[str], file: Path = BOARD, runs: Path = RUNS, device: str = "auto") -> int:
-    """Run the commands of these rows; the exit code of the first that fails, else 0."""
+    """Run the commands of these rows. A row that fails does not keep the others back; the exit code is the first such.
+
+    An interruption (3) ends it.
+    """
+    failed = 0
     for name in names:
-        for words in commands(name, ROWS[name], file, runs, device):
-            if code := run(words):
-                return code
-    return 0
+        code = 0
+        try:
+            for words in commands(name, ROWS[name], file, runs, device):
+                if code := run(words):
+                    break
+        except InputError as error:
+            print_note(f"error: {error}")
+            code = 2
+        if code == 3:
+            return code
+        if code:
+            print_note(f"{name}: not measured")
+        failed = failed or code
+    return failed
 
 
-def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m paper.board_rows", description=__doc__.partition(": ")[2])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="the beginning of a row's name")
-    parser.add_argument("--device", default="auto")
-    given = parser.parse_args(words)
-    return measure(named(given.names), device=given.device)
+def board_rows(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME ...]", help="How names of rows begin.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+) -> None:
+    """Attack ensembles of the board again, and add their rows.
 
+    Example: `python -m paper.board_rows 'IAT, linf' 'JAT' --device cuda`
+    """
+    if code := measure(named(names or []), device=device):
+        raise SystemExit(code)
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code: 0 done, 2 bad input, 3 interrupted and resumable, 1 anything else."""
+    return run(arguments, app, "python -m paper.board_rows")
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+app.command()(guarded(board_rows))
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

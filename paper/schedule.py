@@ -10,13 +10,13 @@ BLOCK = 25 * 60  # seconds for which a GPU can be had at a time
 SPARE = 2 * 60  # seconds at the end of a block, for jobs that take longer than planned
 # An evaluation holds 15 to 40 GB, a training up to 38, of the 139 GB of an H200 (queue.json, "rows of the board").
 ROWS_ALONE, ROWS_BESIDE = 5, 3  # rows without training at once, and beside trainings
-# 19 rows, 720 s one after the other, took 250 s eight at a time (queue.json, "rows without training"): each of them
-# slows the others by 26 %. Beside trainings of small networks they run at half their speed, and each slows a training
+# 18 rows, 660 s one after the other, took 250 s eight at a time (queue.json, "rows without training"): each of them
+# slows the others by 29 %. Beside trainings of small networks they run at half their speed, and each slows a training
 # by a third, although it comes first (CUDA_MPS_CLIENT_PRIORITY): two trainings beside three rows took 2.4 and 2.6 times
 # as long as computed for them alone (queue.json, "mrboost, 3 x resnet20, l2" and "table1 mobilenetv1-linf"). ResNet-18
 # took 31 ms per step beside three rows (queue.json, "at, resnet18, linf, 8 epochs"), 14 alone, so that nothing starts
 # beside large ones.
-SLOWER, BESIDE_TRAINING, SLOWER_BY_ROW = 0.26, 0.5, 0.33
+SLOWER, BESIDE_TRAINING, SLOWER_BY_ROW = 0.29, 0.5, 0.33
 # A small network leaves half of the GPU idle: mrboost and gal together do 1.4 times the work of one after the other
 # (README.md), four members in one graph twice (results/bench-training-h200.json).
 TRAININGS, SLOWER_TRAINING = 3, 0.4  # of small networks at once; how much each slows the others

@@ -90,7 +90,7 @@ def bat(data: str, norm: str, arch: str | None = None) -> EnsembleRecipe:
         first = EnsembleRecipe("at", data, arch, norm, eps, members=1)
         reused: dict[str, Any] = {"epochs": 100, "copies": 20}
         if arch == "mobilenetv1":
-            reused["lr"] = 0.1  # of the recipe's 0.2 it reached 0.19 in l2, where its loss was not finite
+            reused["lr"] = 0.1  # the recipe's 0.2 is too much: in l2 the loss was not finite when the rate was 0.19
         return EnsembleRecipe("bat", data, arch, norm, eps, start=first, changes={"fast": reused})
     if data != "imagenet":
         return EnsembleRecipe("bat", data, "resnet20", norm, eps)

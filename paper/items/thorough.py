@@ -15,7 +15,7 @@ from paper.settings import budget
 from paper.setup import HERE, Setup
 from paper.tables import Grid
 from recarc.board import Board, Row
-from recarc.board.entry import one_run
+from recarc.board.entry import one_run, without_folders
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError
 from recarc.evaluation.engine import evaluate
@@ -50,14 +50,12 @@ def thorough(setup: Setup, folder: Path, parts: list[str]) -> Iterator[RowResult
 
 
 def attacked_again(name: str, case: Case, board: Board, setup: Setup) -> RowResult:
-    """What more steps, rounds and restarts take from a row. A finished run in the folder is taken, wherever made."""
-    out = setup.out / case.folder.name
-    if not (out / "summary.json").exists():
-        loaded = load_ensemble(case.folder, setup.device)
-        rec = loaded if case.members is None else RandomizedEnsemble(loaded.members[: case.members])
-        images = setup.images(case.data, "test").limit(min(IMAGES, setup.limit or IMAGES))
-        attack, ball = setup.scale.attack(budget(case.data).tight("thorough")), Ball(case.norm, radius(case.eps))
-        evaluate(rec, attack, images, ball, out=out, precision=setup.precision)
+    """What more steps, rounds and restarts take from a row."""
+    out, loaded = setup.out / case.folder.name, load_ensemble(case.folder, setup.device)
+    rec = loaded if case.members is None else RandomizedEnsemble(loaded.members[: case.members])
+    images = setup.images(case.data, "test").limit(min(IMAGES, setup.limit or IMAGES))
+    attack, ball = setup.scale.attack(budget(case.data).tight("thorough")), Ball(case.norm, radius(case.eps))
+    evaluate(rec, attack, images, ball, out=out, precision=setup.precision)
     run = one_run(out)
     evaluation, row = run.evaluation, row_of_run(run, board)
     alone, before = evaluation.alone, row.scores
@@ -83,7 +81,7 @@ def attacked_again(name: str, case: Case, board: Board, setup: Setup) -> RowResu
         precision=run.configuration["precision"],
         attacks={KEPT: str(run.attack), ROW: str(row.provenance["run"])},
         seconds=round(evaluation.seconds, 1),
-        command=f"python -m paper thorough --only '{name}' --device {run.configuration['device']}",
+        command=without_folders(run.command) or "",
         commit=run.environment.get("commit"),
         hardware=run.environment.get("hardware") or hardware_of(setup.device),
         date=results.now(),
@@ -93,7 +91,8 @@ def attacked_again(name: str, case: Case, board: Board, setup: Setup) -> RowResu
 def row_of_run(run: Run, board: Board) -> Row:
     """The row of the board that a run attacks again."""
     for row in board.rows:
-        if row.provenance.get("weights") == run.configuration["members"] and np.allclose(row.alpha, run.alpha):
+        same = row.provenance.get("weights") == run.configuration["members"] and row.norm == run.ball["norm"]
+        if same and np.allclose(row.alpha, run.alpha):
             return row
     raise InputError(f"{run.name}: no row of the board has these weights with alpha {run.alpha_text}")
 

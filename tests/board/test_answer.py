@@ -77,10 +77,11 @@ def test_ensembles_are_held_against_one_network_of_their_cost() -> None:
     board = Board(rows=(single, wide, weak, strong))
     assert (board.single(strong), board.single(strong, 2), board.single(single)) == (single, wide, None)
     assert board.against_one_network() == (board.kinds, [Kind((strong,))])
-    words = "ensembles that can be compared with one network of the same cost per query, 1 keeps clearly more"
-    (said,) = rivals(board)
-    assert said == (f"Of 2 {words}; of these, 1 has members that were trained for 30 epochs, and the network for 110.")
-    assert rivals(replace(board, rows=(single, strong))) == [f"Of 1 {words}."]
+    words = "that can be compared with one network of the same cost per query, 1 keeps clearly more"
+    alike = "the network is known to have had as many epochs as each member in {} of these."
+    assert rivals(board) == [f"Of 2 ensembles {words}; {alike.format(1)}"]
+    assert rivals(replace(board, rows=(single, strong))) == [f"Of 1 ensemble {words}; {alike.format('all')}"]
+    assert rivals(replace(board, rows=(single, weak)))[0].endswith(alike.format("none"))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,11 @@ def test_broken_and_masked_ensembles_count_for_nothing() -> None:
     lost = a_row("lost", bits(0.4), 0, -0.03)
     board = Board(rows=(broken, masked, lost, kept, replace(kept, method="AT", members=1, alpha=[1.0], kept="")))
     words = "Little, if at all: of 2 randomized ensembles that keep 10 % or more and hide no gradients, 1 keeps more"
+    alone = answer(Board(rows=(broken, masked, kept)))
+    assert alone.startswith(
+        "Little, if at all: of 1 randomized ensemble that keeps 10 % or more and hides no gradients"
+    )
+    assert "than the best member does alone" in alone
     assert answer(board).startswith(words) and "The largest gain is +1.00 points" in answer(board)
     assert [*gain_marks(board).values()] == ["out", "out", "down", "up", "single"]
     assert answer(Board(rows=(broken,))).startswith("Not so far: no randomized ensemble here keeps 10 % or more")
@@ -116,8 +122,11 @@ def test_averages_are_held_against_drawing_and_larger_networks(tmp_path: Path) -
     wide = replace(a_row("AT, wide", right[:1], 0), members=1, alpha=[1.0], flops=20.0)
     row = replace(a_row("X", right[:, ::-1], 0), flops=10.0, average=0.54)
     board = Board(rows=(wide, replace(row, average=0.46, provenance={"seed": 1}), row))
-    assert remarks(board)[0].startswith("Averaging") and "in 0 of 1 ensembles" in remarks(board)[0]
-    assert "+0.00 points in the median" in remarks(board)[0] and "in 0 of 1 (linf)" in remarks(board)[0]
+    assert remarks(board)[0].startswith("Averaging") and "in 0 of 1 ensemble at 10 % or more" in remarks(board)[0]
+    assert (
+        "+0.00 points in the median" in remarks(board)[0]
+        and "in 0 of 1 (linf; the network is known" in remarks(board)[0]
+    )
     voted = [replace(r, vote=0.55, provenance=r.provenance | {"rivals": {"vote": {"checked": {}}}}) for r in board.rows]
     words = "A majority vote of the members, which costs all of them per query, keeps more than drawing one in 1 of 1"
     assert remarks(replace(board, rows=(wide, *voted[1:])))[1].startswith(words)
@@ -127,10 +136,10 @@ def test_averages_are_held_against_drawing_and_larger_networks(tmp_path: Path) -
     masked = {"rivals": {"average": {"checked": {}, "signals": ["margin_jumps"]}}}
     hiding = replace(row, method="Y", average=0.9, provenance=masked)
     (said,) = rivals(replace(board, rows=(*board.rows, hiding)))
-    assert "in 0 of 1 ensembles that keep 10 % or more: by +0.00 points" in said
-    assert "+0.00 to +0.00; 1 more does so far, but hides gradients; one larger network" in said
+    assert "in 0 of 1 ensemble at 10 % or more: by +0.00 points" in said
+    assert "+0.00 to +0.00; 1 more hides gradients and may keep less than that; one larger network" in said
     lower = replace(hiding, average=0.4)  # what hides gradients keeps that much at most
-    assert "in 0 of 2 ensembles that keep 10 % or more: by -5.00 points" in rivals(Board(rows=(*board.rows, lower)))[0]
+    assert "in 0 of 2 ensembles at 10 % or more: by -5.00 points" in rivals(Board(rows=(*board.rows, lower)))[0]
     assert not rivals(replace(board, rows=(wide, hiding))) and hiding.rival_text("average") == "90.00 (margin jumps)"
     unknown = replace(board, rows=(wide, row, replace(board.rows[1], average=None)))
     assert not any(remark.startswith("Averaging") for remark in remarks(unknown))
@@ -145,7 +154,7 @@ def test_a_vote_that_several_ensembles_share_counts_once() -> None:
     better[1, :100] = True
     other = replace(row, alpha=[0.499, 0.501], kept=packed(better), tight={"value": 0.55, "low": 0.5, "high": 0.6})
     (said,) = rivals(Board(rows=(row, other)))
-    words = "in 1 of 1 ensembles that keep 10 % or more (clearly in 1): by +5.00 points in the median"
+    words = "in 1 of 1 ensemble at 10 % or more (clearly in 1): by +5.00 points in the median"
     assert words in said, "against the one that keeps most when a member is drawn"
     older = replace(row, method="Y", provenance={"rivals": {"vote": {"checked": {}}}})
     assert "in 2 of 2" in rivals(Board(rows=(row, older)))[0]
@@ -157,7 +166,7 @@ def test_the_shown_table_has_a_heading_for_every_figure(tmp_path: Path, capsys: 
     row = replace(a_row("X", np.ones((2, 200), dtype=bool), 0), average=0.5)
     assert run(["board", "show", "--board", str(Board(rows=(row,)).write(tmp_path / "b.json"))]) == 0
     heading, cells = (re.split("[│┃]", line) for line in capsys.readouterr().out.splitlines() if line[0] in "│┃")
-    assert len(heading) == len(cells) == 15 and heading[-2].strip() == "verdict" and cells[-2].strip() == "open"
+    assert len(heading) == len(cells) == 16 and heading[-2].strip() == "verdict" and cells[-2].strip() == "open"
 
 
 def test_recarcs_own_methods_are_named_with_the_answer() -> None:

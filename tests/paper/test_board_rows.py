@@ -45,14 +45,13 @@ def test_rows_are_named_by_how_they_begin(capsys: pytest.CaptureFixture[str]) ->
     assert [name[:8] for name in named(["AT, l2", "BAT, l2"])] == ["AT, l2, ", "BAT, l2,"] and named([]) == [*ROWS]
     with pytest.raises(InputError, match="unknown row of the board 'IAT, l3'"):
         named(["IAT, l3"])
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    assert "NAME is the beginning of a row's name" in " ".join(capsys.readouterr().out.split())
+    assert main(["IAT, l3"]) == 2 and capsys.readouterr().err.startswith("error: unknown row of the board 'IAT, l3'")
+    assert main(["--help"]) == 0 and "How names of rows begin" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
 def test_the_first_members_of_a_folder_become_a_row_with_its_rivals(
-    data_dir: Path, tmp_path: Path, monkeypatch: Any
+    data_dir: Path, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(entry, "Tight", lambda: Tight("quick", steps=4))
     monkeypatch.setenv("RECARC_DATA", str(data_dir))
@@ -71,5 +70,30 @@ def test_the_first_members_of_a_folder_become_a_row_with_its_rivals(
     again = [*commands(name, board_rows.ROWS[name], file, tmp_path / "runs", "cpu")]
     assert [words[0] for words in again] == ["evaluate", "board"], "its rivals are on record"
     assert row.provenance["command"].startswith("recarc evaluate ") and "--attack tight" in row.provenance["command"]
-    monkeypatch.setattr(board_rows, "ROWS", {name: Source(str(tmp_path / "nothing"))})
-    assert measure([name], file, tmp_path / "other", "cpu") == 2, "what fails ends it"
+    first = load_ensemble(folder / "ensemble")
+    save_ensemble(RandomizedEnsemble(whole.members[1:]), given, made_by=made_by, overwrite=True)
+    assert measure([name], file, tmp_path / "runs", "cpu") == 2, "a run of other members is not taken"
+    assert module_hash(first.members[0]) != module_hash(load_ensemble(folder / "ensemble").members[0])
+    assert "belongs to" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
+def test_a_row_that_fails_does_not_keep_the_others_back(
+    data_dir: Path, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(entry, "Tight", lambda: Tight("quick", steps=4))
+    monkeypatch.setenv("RECARC_DATA", str(data_dir))
+    made_by = {"method": "at", "seed": 0, "seconds": 1.0}
+    given = save_ensemble(RandomizedEnsemble([build("mlp", 10, 3, 32, width=4)]), tmp_path / "one", made_by=made_by)
+    missing, other, good = (f"{method}, linf, M = 1, alpha uniform, seed 0" for method in ("DVERGE", "IAT", "AT"))
+    sources = {missing: Source(str(tmp_path / "nothing")), other: Source(str(given)), good: Source(str(given))}
+    monkeypatch.setattr(board_rows, "ROWS", sources)
+    file = Board(eps={"linf": 0.1}).write(tmp_path / "board.json")
+    assert measure([*sources], file, tmp_path / "runs", "cpu") == 2
+    said = capsys.readouterr().err
+    assert [line for line in said.splitlines() if "not measured" in line] == [
+        f"{missing}: not measured",
+        f"{other}: not measured",
+    ]
+    assert f"became another row than {other}: correct its entry" in said
+    assert [row.name for row in Board.read(file).rows] == [good]

@@ -28,9 +28,11 @@ from paper.tables import grids, is_matrix, matrix_of
 from recarc import ARC, Ball, RandomizedEnsemble, Tight, evaluate, save_ensemble
 from recarc.board import Board
 from recarc.board.entry import one_run
+from recarc.board.rows import packed
 from recarc.board.scoring import row_of
 from recarc.data import load
 from recarc.errors import AttackViolation, InputError
+from recarc.evaluation import Evaluation
 from recarc.evaluation.intervals import paired_interval, wilson
 from recarc.models import build
 from recarc.sampling import Choice
@@ -255,10 +257,17 @@ def test_gains_are_attacked_again_and_paired_with_the_row_of_the_board(tmp_path:
     before = evaluate(rec, Tight("quick", steps=2), images, ball, out=tmp_path / "run", progress=False)
     run = one_run(tmp_path / "run")
     weights = {"weights": run.configuration["members"], "run": "as it was"}
-    board = Board("digits", "test", {"linf": 8 / 255}, (row_of(run, "toy", provenance=weights),))
+    wanted = row_of(run, "toy", provenance=weights)
+    in_l2 = replace(
+        wanted, norm="l2", tight={"value": 0.0, "low": 0.0, "high": 0.0}, kept=packed(np.zeros((2, 12), bool))
+    )
+    board = Board("digits", "test", {"linf": 8 / 255}, (in_l2, wanted))  # the same members in two norms
     setup = Setup(tmp_path / "out", torch.device("cpu"), scale=TOY, limit=8, report=None)
     row = attacked_again("toy", case, board, setup)
     left = {figure.column: figure.measured for figure in row.figures}
+    found = Evaluation.load(tmp_path / "out" / "rec")
+    assert left[thorough.KEPT] == pytest.approx(100 * found.robust_accuracy, abs=1e-3)
+    assert found.alone is not None and left[thorough.BEST] == pytest.approx(100 * found.alone[wanted.best].mean())
     assert left[thorough.ROW] == pytest.approx(100 * before.robust_scores[:8].mean(), abs=1e-3), "of the same images"
     assert left[thorough.LOST] == pytest.approx(left[thorough.ROW] - left[thorough.KEPT], abs=1e-3)
     assert left[thorough.GAIN] == pytest.approx(left[thorough.KEPT] - left[thorough.BEST], abs=1e-3)

@@ -24,10 +24,9 @@ def answer(board: Board) -> str:
         return f"Not so far: no randomized ensemble here keeps {100 * BROKEN:.0f} % or more and hides no gradients."
     trained = sum(len(kind.rows) for kind in some)
     seeds = f" ({trained} with their seeds)" if trained > len(some) else ""
-    ensembles = f"ensemble{'s' * (len(some) > 1)}{_that_count(board)}"
     first = (
-        f"{_in_a_word(helping)}: of {len(some)} randomized {ensembles}{seeds}, {_keep(helping)} "
-        f"more under the strongest attack than their best member does alone, {_keep(hurting)} less, and "
+        f"{_in_a_word(helping)}: of {_counted_ensembles(board)}{seeds}, {_keep(helping)} "
+        f"more under the strongest attack than the best member does alone, {_keep(hurting)} less, and "
         f"{len(some) - len(helping) - len(hurting)} cannot be told apart from it (paired intervals, corrected for "
         "the number of comparisons)."
     )
@@ -85,13 +84,13 @@ def _more_than_drawing(board: Board, rival: str, name: str) -> list[str]:
     if not known:
         return []
     hidden = len(measured) - len(known)
-    left_out = f"; {hidden} more {'do' if hidden > 1 else 'does'} so far, but hide{'s' * (hidden == 1)} gradients"
+    left_out = f"; {hidden} more hide{'s' * (hidden == 1)} gradients and may keep less than that" if hidden else ""
     more = [100 * (kind.rival(name) or 0.0) - 100 * kind.tight for kind in known]
     words = (
         f"{rival}, which costs all of them per query, keeps more than drawing one in "
-        f"{sum(value > 0 for value in more)} of {len(more)} ensembles that keep {100 * BROKEN:.0f} % or more"
-        f"{_clearly(known, name)}: "
-        f"by {np.median(more):+.2f} points in the median, {min(more):+.2f} to {max(more):+.2f}{left_out * bool(hidden)}"
+        f"{sum(value > 0 for value in more)} of {_several(len(more), 'ensemble')} at {100 * BROKEN:.0f} % or more"
+        f"{_clearly(known, name)}: by {np.median(more):+.2f} points in the median, {min(more):+.2f} to "
+        f"{max(more):+.2f}{left_out}"
     )
     singles = [(kind, board.single(kind.rows[0], kind.rows[0].drawn)) for kind in known]
     large = [(kind, one) for kind, one in singles if one is not None and one != board.single(kind.rows[0])]
@@ -100,16 +99,9 @@ def _more_than_drawing(board: Board, rival: str, name: str) -> list[str]:
         ahead = sum(one.tight["value"] > (kind.rival(name) or 0.0) for kind, one in large)
         words += (
             f"; one larger network that costs no more than all members keeps more than the {name} in "
-            f"{ahead} of {len(large)} ({norms}{_trained_otherwise(large)})"
+            f"{ahead} of {len(large)} ({norms}; {_trained_alike(large)})"
         )
     return [f"{words}."]
-
-
-def _trained_otherwise(pairs: list[tuple[Kind, Row]]) -> str:
-    """How many of these networks are known to have been trained for more or fewer epochs than the members."""
-    known = [(mine, one.epochs) for kind, one in pairs if (mine := kind.rows[0].epochs) and one.epochs]
-    other = sum(mine != theirs for mine, theirs in known)
-    return f"; {other} trained for more or fewer epochs than the members" if other else ""
 
 
 def _with_rival(kinds: list[Kind], name: str) -> list[Kind]:
@@ -139,11 +131,13 @@ def _in_a_word(helping: list[Kind]) -> str:
     return "Little, if at all" if max(kind.gain[2] for kind in helping) < AIM else "Perhaps"
 
 
-def _that_count(board: Board) -> str:
-    """Which ensembles are counted, if some are left out."""
-    broken = any(kind.tight < BROKEN for kind in board.kinds)
-    words = [f"keep {100 * BROKEN:.0f} % or more"] * broken + ["hide no gradients"] * any(k.masked for k in board.kinds)
-    return f" that {' and '.join(words)}" if words else ""
+def _counted_ensembles(board: Board) -> str:
+    """How many ensembles are counted, and which, if some are left out."""
+    one = len(board.counted) == 1
+    broken, masked = any(kind.tight < BROKEN for kind in board.kinds), any(kind.masked for kind in board.kinds)
+    words = [f"keep{'s' * one} {100 * BROKEN:.0f} % or more"] * broken + [f"hide{'s' * one} no gradients"] * masked
+    which = f" that {' and '.join(words)}" if words else ""
+    return f"{_several(len(board.counted), 'randomized ensemble')}{which}"
 
 
 def _one_network(board: Board) -> list[str]:
@@ -151,24 +145,22 @@ def _one_network(board: Board) -> list[str]:
     compared, more = board.against_one_network()
     if not compared:
         return []
-    words = (
-        f"Of {len(compared)} ensembles that can be compared with one network of the same cost per query, {_keep(more)} "
-        "clearly more"
-    )
-    singles = [(kind.rows[0].epochs, one.epochs) for kind in compared if (one := board.single(kind.rows[0]))]
-    other = [(mine, theirs) for mine, theirs in singles if mine and theirs and mine != theirs]
-    if other:
-        members, networks = (_or(sorted({pair[k] for pair in other}, key=float)) for k in (0, 1))
-        have = "have" if len(other) > 1 else "has"
-        words += (
-            f"; of these, {len(other)} {have} members that were trained for {members} epochs, and the network for "
-            f"{networks}"
-        )
-    return [f"{words}."]
+    pairs = [(kind, one) for kind in compared if (one := board.single(kind.rows[0]))]
+    return [
+        f"Of {_several(len(compared), 'ensemble')} that can be compared with one network of the same cost per query, "
+        f"{_keep(more)} clearly more; {_trained_alike(pairs)}."
+    ]
 
 
-def _or(values: list[str]) -> str:
-    return " or ".join([", ".join(values[:-1]), values[-1]] if values[1:] else values)
+def _trained_alike(pairs: list[tuple[Kind, Row]]) -> str:
+    """Of how many of these pairs it is known that network and members were trained for as many epochs."""
+    alike = sum(kind.rows[0].epochs == one.epochs is not None for kind, one in pairs)
+    which = "all" if alike == len(pairs) else alike or "none"
+    return f"the network is known to have had as many epochs as each member in {which} of these"
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _keep(kinds: list[Kind]) -> str:

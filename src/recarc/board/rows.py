@@ -209,6 +209,7 @@ def check_row(row: Row) -> None:
     for name in ("hardware", "commit", "command", "trained_on", "training", "alpha_by"):
         if not isinstance(known.get(name, ""), str | None):
             raise ValueError(f"its {name} is {known[name]!r:.40}")
+    number(known.get("seconds", 0.0), "seconds")
     for name, rival in row.rivals.items():
         if name not in ("average", "vote") or not isinstance(rival["checked"], dict):
             raise ValueError(f"the row of {row.method!r:.40} has a rival {name!r:.40} that cannot be read")

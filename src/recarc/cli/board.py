@@ -128,7 +128,7 @@ def show(
             }
         )
         return
-    head = ["ensemble", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "most", "P(R)", "vote"]
+    head = ["ensemble", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "most", "P(R)"]
     rows = [
         [
             row.name,
@@ -138,11 +138,12 @@ def show(
             row.most_text,
             row.joint_text,
             *(row.rival_text(name) for name in ("vote", "average")),
+            percent(one.tight["value"]) if (one := content.single(row)) else "",
             row.verdict_text,
         ]
         for row in content.rows
     ]
-    print_table([*head, "average", "verdict"], rows)
+    print_table([*head, "vote", "average", "one network", "verdict"], rows)
     for line in [answer(content), *remarks(content)]:
         print_line(line)
     if page is not None:
