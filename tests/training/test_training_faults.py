@@ -19,8 +19,9 @@ from recarc import InputError, RandomizedEnsemble, atomic
 from recarc.cli.app import run as command_line
 from recarc.models import build
 from recarc.models.store import save_ensemble
-from recarc.training import Method, StepContext, TrainingError, train
+from recarc.training import Method, StepContext, TrainingError, loop, train
 from recarc.training.checkpoint import PREVIOUS, STATE
+from recarc.training.methods import barre
 from recarc.training.stage_trainer import StageTrainer
 
 OWN = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))  # a module that no folder can describe
@@ -121,6 +122,17 @@ def test_barre_chooses_an_alpha_for_members_that_are_all_given(at: Any) -> None:
     assert abs(sum(chosen.alpha.tolist()) - 1) < 1e-6
     for given, kept in zip(members, chosen.modules_of_members):
         assert all(torch.equal(given.state_dict()[name], value) for name, value in kept.state_dict().items())
+
+
+def test_weights_from_before_alpha_moved_are_not_kept(at: Any, monkeypatch: Any) -> None:
+    """Their scores are of another mixture. BARRE moves alpha from its fourth member on, here after the second epoch."""
+    scores = iter((0.9, 0.8, 0.7, 0.6))
+    monkeypatch.setattr(barre, "EVERY", 2)
+    monkeypatch.setattr(loop, "validate", lambda trainer, data: {"clean": 0.9, "attacked": next(scores)})
+    rec = small("barre", members=4, start=[at.members[0]] * 3, epochs=4, changes={"validate_every": 1})
+    (curve,) = rec.made_by["curve"].values()
+    assert [entry["attacked"] for entry in curve["epochs"]] == [0.9, 0.8, 0.7, 0.6]
+    assert curve["chosen"]["epoch"] == 3 and len(set(curve["alpha"])) > 1
 
 
 def test_own_modules_can_be_given_where_nothing_is_saved() -> None:

@@ -132,7 +132,10 @@ class Loop:
         def errors() -> Tensor:
             return member_errors(trainer, validation)
 
+        alpha = trainer.context.alpha.clone()
         trainer.method.epoch_end(trainer.context, epoch, math.ceil(self.recipe.epochs), errors)
+        if not torch.equal(alpha, trainer.context.alpha):
+            trainer.best = {}  # scores so far are of another mixture, and so are the weights
         return result
 
     def _synchronize(self) -> None:
