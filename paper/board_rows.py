@@ -100,7 +100,7 @@ def named(beginnings: list[str]) -> list[str]:
     return [name for name in ROWS if not beginnings or name.startswith(tuple(beginnings))]
 
 
-def folder_of(name: str, source: Source, home: Path) -> str:
+def folder_of(source: Source, home: Path) -> str:
     """Where the ensemble of a row lies; first members are put into a folder of their own."""
     if source.members is None:
         return source.ensemble
@@ -115,7 +115,7 @@ def commands(name: str, source: Source, file: Path, runs: Path, device: str) -> 
     """The commands of recarc that attack an ensemble and add its row, then those for its average and its vote."""
     board, home = Board.read(file), runs / re.sub(r"[^\w.]+", "-", name).lower()
     norm = next(norm for norm in board.eps if f", {norm}, " in name)
-    folder, where = folder_of(name, source, home), ["--board", str(file), "--device", device]
+    folder, where = folder_of(source, home), ["--board", str(file), "--device", device]
     attack = ["evaluate", folder, "--data", board.data, "--norm", norm, "--eps", eps_text(board.eps[norm])]
     attack += ["--attack", "tight", "--device", device, "--save-inputs", "--quiet"]
     alpha = ["--alpha", source.alpha] if source.alpha else []
