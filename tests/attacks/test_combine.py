@@ -234,7 +234,7 @@ def test_witnesses_come_from_whichever_attack_found_one() -> None:
     for i in range(2):
         assert 0 < alone[i][i].sum() < 40
         assert np.array_equal(both.alone[i], alone[i][i] & (plain.records.adversarial[0, i] == plain.records.labels))
-    assert np.array_equal(both.robust_scores, np.minimum(plain.robust_scores, plain.clean_scores))
+    assert (both.robust_scores <= np.minimum(plain.robust_scores, plain.clean_scores)).all()
 
 
 def test_stages_cover_every_sample_wherever_the_staged_attack_stands() -> None:

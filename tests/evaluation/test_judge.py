@@ -80,7 +80,11 @@ def test_withstanding_alone_is_judged_at_the_witness() -> None:
     fooled = ~ensemble.correct(ARC(steps=5)(ensemble, x, y, WIDE), y).numpy()
     expected = clean.copy()
     expected[1] &= ~fooled[1]
-    assert fooled[1].any() and np.array_equal(judged(with_witness).alone, expected)
+    result = judged(with_witness)
+    assert fooled[1].any() and np.array_equal(result.alone, expected)
+    most = np.where(result.alone, np.inf, 1 - result.alpha[:, None]).min(0)
+    assert (result.robust_scores <= most + 1e-9).all(), "a member fell alone: the others are all that is left"
+    assert result.robust_accuracy < result.clean_accuracy
 
 
 @pytest.mark.parametrize(

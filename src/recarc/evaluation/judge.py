@@ -35,7 +35,7 @@ def judge(problem: Problem, attacked: Attacked, index: np.ndarray) -> tuple[Reco
         final, stages, decided = judged.best_of(outcome)
     else:
         final, stages, decided = judged.points([x_adv for _, x_adv in outcome.mixture]), {}, None
-    alone = None if outcome.witnesses is None else judged.withstood(outcome.witnesses)
+    alone = None if outcome.witnesses is None else judged.withstood(outcome.witnesses, final)
 
     challenged = outcome.challenged
 
@@ -115,8 +115,12 @@ class _Judged:
         decided = torch.where(reached.any(0), reached.int().argmax(0), -1)
         return [(best.x_adv, labels)], stages, decided.to(y.device)
 
-    def withstood(self, witnesses: Tensor) -> Tensor:
-        """(M, B): members that no point judged here fools, nor the attack's witness against them."""
+    def withstood(self, witnesses: Tensor, final: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """(M, B): members that no point judged here fools, nor the attack's witness against them.
+
+        A witness takes the place of the `final` point where it leaves less: what a coarse search preferred to it may
+        not have fooled as many as it seemed.
+        """
         y = self.problem.y
         for i, witness in enumerate(witnesses):
             given = self._checked(witness)
@@ -126,9 +130,21 @@ class _Judged:
             index = (claimed & ~self.fooled[i]).nonzero()[:, 0]
             if len(index):
                 part = self.problem.take(index).on_member(i)
-                _, labels = self._predicted(part, self.attacked.problem.on_member(i).ensemble, given[index], index)
-                self.fooled[i, index] = labels[0] != part.y
+                x_adv, labels = self._predicted(part, self.attacked.problem.on_member(i).ensemble, given[index], index)
+                fell = labels[0] != part.y
+                self.fooled[i, index] = fell
+                if len(final) == 1:
+                    self._prefer(index[fell], x_adv[fell], *final[0])
         return ~self.fooled
+
+    def _prefer(self, index: Tensor, x_adv: Tensor, best: Tensor, labels: Tensor) -> None:
+        """Put these points of the samples `index` into the place of the final ones where they leave less."""
+        if not len(index):
+            return
+        y, score = self.problem.y[index], self.problem.ensemble.score
+        seen = self.problem.ensemble.predictions(x_adv)
+        lower = score(seen == y) < score(labels[:, index] == y)
+        best[index[lower]], labels[:, index[lower]] = x_adv[lower], seen[:, lower]
 
     def _predicted(
         self, part: Problem, searched: RandomizedEnsemble, x_adv: Tensor, index: Tensor
