@@ -40,7 +40,7 @@ def paper(
         typer.Option("--run", help="With --block: run its jobs, with their logs and seconds in this folder."),
     ] = None,
     minutes: Annotated[
-        float, typer.Option(help="With --run: how long a block is, after which what still runs is stopped.")
+        float, typer.Option(help="With --queue and --run: how long a block is, after which what still runs is stopped.")
     ] = ((BLOCK + SPARE) / 60),
     recipe: Annotated[str, typer.Option(help="Training: fast, or paper for the paper's own.")] = "fast",
     epochs: Annotated[float | None, typer.Option(help="Train for this long instead of the recipe's epochs.")] = None,
@@ -97,7 +97,10 @@ def paper(
     folder = results or out / "results"
     if block is not None or run_ is not None:
         raise typer.Exit(run_block(gathered(measured or folder), block, run_, minutes, json_))
-    if list_ or claims or render_ or queue:
+    if queue:
+        print_queue(gathered(measured or folder), minutes, json_)
+        return
+    if list_ or claims or render_:
         _show(measured or folder, docs, recipe, data_dir, json_, list_, claims, render_)
         return
     if item is None:
@@ -173,7 +176,7 @@ def _show(
     claims: bool,
     render_: bool,
 ) -> None:
-    """What needs no computation: the list of items, the claims, the documents, the queue."""
+    """What needs no computation: the list of items, the claims, the documents."""
     if list_:
         _list(folder, recipe, data_dir, as_json)
     elif claims:
@@ -185,8 +188,6 @@ def _show(
     elif render_:
         for path in render(folder, docs):
             print(path)
-    else:
-        print_queue(gathered(folder), as_json)
 
 
 def _list(folder: Path, recipe: str, data_dir: Path | None, as_json: bool) -> None:

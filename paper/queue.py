@@ -11,7 +11,7 @@ from pathlib import Path
 from paper.costs import attack_seconds, busy, training_seconds
 from paper.items import ITEMS
 from paper.recipe import Row
-from paper.results import ItemResult, RowResult
+from paper.results import ItemResult, RowResult, commit
 from paper.runner import run
 from paper.scale import FULL
 from paper.schedule import BLOCK, SPARE, Job, blocks, length
@@ -207,9 +207,9 @@ def _portions(row: Row, columns: Sequence[str]) -> list[list[str]]:
     return found
 
 
-def print_queue(measured: Mapping[str, Sequence[ItemResult]], as_json: bool) -> None:
+def print_queue(measured: Mapping[str, Sequence[ItemResult]], minutes: float, as_json: bool) -> None:
     """What was done, what might be done, and the plan of what is open."""
-    listed, plan = jobs(), blocks(planned(measured))
+    listed, plan = jobs(), plan_of(measured, minutes)
     if as_json:
         named = [{"minutes": round(length(one) / 60, 1), "jobs": [job.job for job in one]} for one in plan]
         print_json({"jobs": [asdict(job) for job in [*listed, *open_jobs(measured)]], "blocks": named})
@@ -232,6 +232,11 @@ def print_queue(measured: Mapping[str, Sequence[ItemResult]], as_json: bool) -> 
     print(f"Not planned: rows on {', '.join(waiting)}; docs/full_size.md has their commands and costs")
 
 
+def plan_of(measured: Mapping[str, Sequence[ItemResult]], minutes: float) -> list[list[Job]]:
+    """The open jobs in blocks for so many minutes, of which some are spare."""
+    return blocks(planned(measured), max(60 * minutes - SPARE, 0))
+
+
 def run_block(
     measured: Mapping[str, Sequence[ItemResult]], block: int | None, folder: Path | None, minutes: float, as_json: bool
 ) -> int:
@@ -239,13 +244,15 @@ def run_block(
 
     The exit code is that of the block: 0 if all of its jobs are done, 3 if time ran out, 1 if one failed.
     """
-    plan = blocks(planned(measured), max(60 * minutes - SPARE, 0))
+    plan = plan_of(measured, minutes)
     if block is None or folder is None:
         raise InputError(f"--block and --run go together, e.g. {BEGIN.format(1)}")
     if not 1 <= block <= len(plan):
         raise InputError(f"--block is {block}; the plan has blocks 1 to {len(plan)}")
     if not minutes > 0:
         raise InputError(f"--minutes is {minutes:g}; expected a number > 0")
+    if commit() is None:
+        raise InputError("the commit of this copy is not known, and results must name it: set RECARC_COMMIT")
     later = [job for one in plan[block:] for job in one]
     return run(plan[block - 1], folder, 60 * minutes, as_json, later)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paper.results import now
-from paper.schedule import Job, next_job
+from paper.schedule import Job, later_job, next_job, speed_of
 from paper.tables import Grid
 from recarc.atomic import write_bytes
 from recarc.cli.output import print_json, print_note
@@ -26,10 +26,11 @@ GRACE = 20.0  # seconds for a job that was told to stop to save what it has
 POLL = 0.2
 
 
-@dataclass(frozen=True)
+@dataclass
 class Started:
     process: subprocess.Popen[bytes]
     at: float
+    left: float  # seconds that it would still need alone, as far as the plan tells
 
 
 @dataclass
@@ -38,15 +39,27 @@ class Run:
 
     folder: Path
     waiting: list[Job]
+    later: list[Job]  # of other blocks, started where the block leaves room
     running: dict[Job, Started]
     outcomes: dict[str, dict[str, Any]]
     jobs: int
     begun: list[str] = field(default_factory=list)
+    seen: float = field(default_factory=time.monotonic)  # when `left` of what runs was last brought up to date
+
+    def next(self, left: float) -> Job | None:
+        """The job to start now, if any, with so many seconds left; those of the block come first."""
+        own = next_job(self.waiting, self.running, left)
+        running = {job: known.left for job, known in self.running.items()}
+        return own or later_job(self.later, self.waiting, running, left)
 
     def start(self, left: float) -> None:
         """All that may start with so many seconds left; rows without training give way to trainings (under MPS)."""
-        while (job := next_job(self.waiting, self.running, left)) is not None:
-            self.waiting.remove(job)
+        now = time.monotonic()
+        for other, known in self.running.items():
+            known.left = max(known.left - (now - self.seen) * speed_of(other, self.running), POLL)
+        self.seen = now
+        while (job := self.next(left)) is not None:
+            (self.waiting if job in self.waiting else self.later).remove(job)
             here = Path(sys.executable).parent
             environment = {**os.environ, "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', '')}"}
             environment |= {"CUDA_MPS_CLIENT_PRIORITY": "1"} if job.beside else {}
@@ -59,7 +72,7 @@ class Run:
                     env=environment,
                     start_new_session=True,  # so that it can be stopped with everything it has started
                 )
-            self.running[job] = Started(process, time.monotonic())
+            self.running[job] = Started(process, time.monotonic(), job.seconds)
             self.begun.append(job.job)
 
     def collect(self) -> None:
@@ -79,6 +92,7 @@ class Run:
     def stop(self) -> None:
         """End what runs, gently first: every command goes on where it stopped when it is started again."""
         self.waiting.clear()
+        self.later.clear()
         groups = [started.process.pid for started in self.running.values()]
         for number in (signal.SIGTERM, signal.SIGKILL):
             groups = [group for group in groups if _told(group, number)]
@@ -110,18 +124,22 @@ def run(
 ) -> int:
     """The exit code: 0 if every job is done, 3 if time ran out (start it again to go on), 1 if one failed.
 
-    Where these leave room, jobs of `later` blocks follow, as far as time allows; nothing depends on how they end.
+    Where these leave room, jobs of `later` blocks follow, as far as time allows; nothing depends on how they end. What
+    an earlier call in the same folder did with the same command is not done again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if "CUDA_MPS_PIPE_DIRECTORY" not in os.environ:
         print_note("without NVIDIA's MPS the jobs take turns on a GPU; paper/README.md says how to start it")
-    end, names = time.monotonic() + seconds, [job.job for job in jobs]
-    now_running = Run(folder, [*jobs, *later], {}, _earlier(folder / LOG), len(jobs))
-    for name in names:
-        now_running.outcomes.pop(name, None)
+    end, names, earlier = time.monotonic() + seconds, [job.job for job in jobs], _earlier(folder / LOG)
+    todo, more = ([job for job in some if not _done(job, earlier)] for some in (jobs, later))
+    now_running = Run(folder, todo, more, {}, earlier, len(jobs))
+    for job in todo:
+        now_running.outcomes.pop(job.job, None)
     with _stopped_at_the_end(now_running):
-        while (now_running.waiting or now_running.running) and time.monotonic() < end:
+        while time.monotonic() < end:
             now_running.start(end - time.monotonic())
+            if not now_running.waiting and not now_running.running:
+                break
             time.sleep(POLL)
             now_running.collect()
         late = {job.job for job in (*now_running.waiting, *now_running.running)} & {*names}
@@ -146,6 +164,11 @@ def _earlier(path: Path) -> dict[str, dict[str, Any]]:
         return {entry["job"]: entry for entry in json.loads(path.read_text(encoding="utf-8"))["jobs"]}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is not a list of jobs that ended ({error}): choose another folder") from None
+
+
+def _done(job: Job, earlier: dict[str, dict[str, Any]]) -> bool:
+    known = earlier.get(job.job, {})
+    return known.get("exit") == 0 and known.get("command") == job.command
 
 
 def _show(run: Run, names: Sequence[str], as_json: bool) -> None:

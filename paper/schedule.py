@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-BLOCK = 25 * 60  # seconds for which a GPU can be had at a time
-SPARE = 2 * 60  # seconds at the end of a block, for jobs that take longer than planned
+BLOCK = 21 * 60  # seconds that are planned of those for which a GPU can be had at a time
+SPARE = 4 * 60  # the others, for jobs that take longer than planned, as most did so far
 # An evaluation holds 15 to 40 GB, a training up to 38, of the 139 GB of an H200 (queue.json, "rows of the board").
 ROWS_ALONE, ROWS_BESIDE = 5, 3  # rows without training at once, and beside trainings
 # 18 rows, 660 s one after the other, took 250 s eight at a time (queue.json, "rows without training"): each of them
@@ -58,21 +58,35 @@ def next_job(waiting: Sequence[Job], running: Collection[Job], left: float = mat
     return next((job for job in fitting if job.beside and job.after not in unfinished), None)
 
 
-def length(jobs: Sequence[Job]) -> float:
-    """Seconds until the last of these jobs has ended, each started as soon as `next_job` allows."""
-    waiting, left, clock = list(jobs), dict[Job, float](), 0.0
+def later_job(later: Sequence[Job], waiting: Sequence[Job], running: Mapping[Job, float], left: float) -> Job | None:
+    """A job of a later block to start now, if any: one that lets all of this block still end within the seconds left.
+
+    `running`: the seconds that each of these still has to go.
+    """
+    unfinished = {job.job for job in (*later, *waiting, *running)}
+    ready = [job for job in later if job.after not in unfinished]
+    return next_job([job for job in ready if length([*waiting, job], running) <= left], running, left)
+
+
+def length(jobs: Sequence[Job], running: Mapping[Job, float] | None = None) -> float:
+    """Seconds until the last of these jobs has ended, each started as soon as `next_job` allows.
+
+    `running`: the seconds that others, which run already, still have to go.
+    """
+    waiting, left, clock = list(jobs), dict(running or {}), 0.0
     while waiting or left:
         while (job := next_job(waiting, left)) is not None:
             waiting.remove(job)
             left[job] = job.seconds
-        speed = {job: _speed(job, left) for job in left}
+        speed = {job: speed_of(job, left) for job in left}
         step = min(left[job] / speed[job] for job in left)
         clock += step
         left = {job: rest for job in left if (rest := left[job] - step * speed[job]) > 1e-6}
     return clock
 
 
-def _speed(job: Job, running: Collection[Job]) -> float:
+def speed_of(job: Job, running: Collection[Job]) -> float:
+    """How fast a job runs beside the others; 1 is alone."""
     trainings = sum(not other.beside for other in running)
     if not job.beside:
         return 1 / (1 + SLOWER_TRAINING * (trainings - 1) + SLOWER_BY_ROW * (len(running) - trainings))

@@ -75,14 +75,14 @@ def test_a_job_that_cannot_end_in_time_gives_way() -> None:
 
 def test_blocks_are_filled_in_order() -> None:
     planned = [job(str(k), seconds, alone=True) for k, seconds in enumerate((600, 2000, 900, 700, 200))]
-    assert [[one.job for one in block] for block in schedule.blocks(planned)] == [["0", "2"], ["1"], ["3", "4"]]
+    assert [[one.job for one in block] for block in schedule.blocks(planned, 1500)] == [["0", "2"], ["1"], ["3", "4"]]
     late = [
         job("0", 1000, alone=True),
         job("1", 1000, alone=True),
         job("first", 1100, True),
         job("second", 100, True, after="first"),
     ]
-    assert [[one.job for one in block] for block in schedule.blocks(late)] == [["0"], ["1"], ["first", "second"]]
+    assert [[one.job for one in block] for block in schedule.blocks(late, 1500)] == [["0"], ["1"], ["first", "second"]]
 
 
 def test_the_plan_fits_into_blocks_and_measures_what_is_open() -> None:
@@ -206,6 +206,24 @@ def test_the_next_block_follows_as_far_as_time_allows(
     assert found["endless"]["status"] == "open" and "endless" in capsys.readouterr().out
     log = [entry["job"] for entry in json.loads((tmp_path / runner.LOG).read_text())["jobs"]]
     assert log.index("next row") < log.index("long") < log.index("next"), "rows beside the training, trainings after it"
+
+
+def test_what_follows_leaves_a_block_the_time_it_needs() -> None:
+    """Each row slows a training beside it by a third."""
+    training, row = job("own", 100), rows(10)[0]
+    assert schedule.later_job([row], [], {training: 50.0}, left=100) is row
+    assert schedule.later_job([row], [], {training: 99.0}, left=100) is None, "the training would be stopped"
+    assert schedule.later_job([row], [training], {}, left=103) is None, "it has not even begun"
+    assert schedule.later_job([replace(row, after="own")], [training], {}, left=1000) is None
+
+
+def test_what_is_done_is_not_done_again(quick: None, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    block = [job("good", 1, True, command=f"echo x >> {count}"), job("bad", 1, True, command="exit 4")]
+    assert [runner.run(block, tmp_path, 60) for _ in range(2)] == [1, 1]
+    assert count.read_text() == "x\n" and ended(tmp_path)["good"]["exit"] == 0
+    changed = [replace(block[0], command=f"{block[0].command}; true"), replace(block[1], command="true")]
+    assert runner.run(changed, tmp_path, 60) == 0 and count.read_text() == "x\nx\n"
 
 
 def test_when_time_is_up_every_process_is_stopped(quick: None, tmp_path: Path) -> None:
