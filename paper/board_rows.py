@@ -120,7 +120,8 @@ def commands(name: str, source: Source, file: Path, runs: Path, device: str) -> 
     attack += ["--attack", "tight", "--device", device, "--save-inputs", "--quiet"]
     alpha = ["--alpha", source.alpha] if source.alpha else []
     yield [*attack, *alpha, "--out", str(home / "drawn")]
-    yield ["board", "add", str(home / "drawn"), *where, *(["--alpha-by", source.alpha_by] if source.alpha_by else [])]
+    by = ["--alpha-by", source.alpha_by] if source.alpha_by else []
+    yield ["board", "add", str(home / "drawn"), *where, *by, "--replace"]  # members may have been trained again
     rows = {row.name: row for row in Board.read(file).rows}
     if name not in rows:
         raise InputError(f"{folder} became another row than {name}: correct its entry in paper/board_rows.py")

@@ -24,6 +24,7 @@ from recarc.cli.app import run
 from recarc.data import load
 from recarc.evaluation import Evaluation
 from recarc.evaluation.masking import Signal
+from recarc.evaluation.records import joined, taken
 from recarc.evaluation.verdict import Verdict
 from recarc.exact.floors import Floor
 from recarc.report.runs import load_runs
@@ -51,8 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def added(folder: Path, board: Board = DIGITS, name: str = "run") -> object:
-    return entry.check_entry(folder / name, board, folder / "mine", seed=1)
+def added(folder: Path, board: Board = DIGITS, name: str = "run", **options: Any) -> object:
+    return entry.check_entry(folder / name, board, folder / "mine", seed=1, **options)
 
 
 def test_an_entry_becomes_a_row(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +82,7 @@ def test_an_entry_becomes_a_row(folder: Path, capsys: pytest.CaptureFixture[str]
     page = folder / "board.html"
     assert run(["board", "show", "--board", f"{folder / 'board.json'}", "--page", f"{page}", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert shown["rows"][0]["method"] == "BAT" and "The least loss is" in shown["answer"]
+    assert shown["rows"][0]["method"] == "BAT" and "The best result is" in shown["answer"]
     assert "BAT, linf, M = 2" in page.read_text() and page.read_text().count("<tbody data-method") == 1
 
 
@@ -101,6 +102,101 @@ def test_a_second_entry_of_the_same_name_replaces_the_first(folder: Path, tmp_pa
     board = add_row(tmp_path / "b.json", replace(row, clean=0.5))
     assert [r.clean for r in board.rows] == [0.5]
     assert len(add_row(tmp_path / "b.json", replace(row, method="iat")).rows) == 2
+
+
+def test_other_weights_replace_a_row_only_when_asked_to(folder: Path, tmp_path: Path) -> None:
+    """Members without a recorded seed are all called seed 0."""
+    row = added(folder, DIGITS)
+    assert isinstance(row, Row)
+    other = replace(row, provenance=row.provenance | {"weights": ["0" * 64] * 2})
+    with pytest.raises(InputError, match="is on the board with other weights; name these otherwise with --method"):
+        added(folder, replace(DIGITS, rows=(other,)))  # before anything is attacked again
+    assert added(folder, replace(DIGITS, rows=(other,)), replacing=True) is not None
+    add_row(tmp_path / "b.json", row)
+    with pytest.raises(InputError, match="other weights"):
+        add_row(tmp_path / "b.json", other)
+    assert add_row(tmp_path / "b.json", other, replacing=True).rows == (other,)
+
+
+def forged(folder: Path, monkeypatch: pytest.MonkeyPatch, **records: Any) -> Any:
+    """The run of the folder, had it recorded something else."""
+    true = load_runs([folder / "run"])[0]
+    changed = replace(true.evaluation, records=replace(true.evaluation.records, **records))
+    monkeypatch.setattr(entry, "one_run", lambda path: replace(true, evaluation=changed))
+    return true.evaluation
+
+
+def test_records_that_contradict_themselves_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that fell alone, where the ensemble is said to keep its share: what a gain could be made of."""
+    true = Evaluation.load(folder / "run")
+    forged(folder, monkeypatch, alone=np.zeros_like(true.records.alone))
+    with pytest.raises(
+        InputError, match=r"the records of run contradict themselves: on \d+ samples a member was fooled"
+    ):
+        added(folder)
+    twice = np.repeat(true.records.adversarial, 2, axis=0)
+    forged(folder, monkeypatch, adversarial=twice)
+    with pytest.raises(InputError, match="has several attacked inputs for each sample"):
+        added(folder)
+
+
+def at(evaluation: Evaluation, rows: np.ndarray) -> Evaluation:
+    """Had it been on these samples only."""
+    return replace(evaluation, records=joined([taken(evaluation.records, range(row, row + 1)) for row in rows]))
+
+
+def test_a_gain_that_is_not_found_again_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few as 64 random samples would hardly show it; those that gain are attacked again, too."""
+    true = Evaluation.load(folder / "run")
+    saved = replace(load_runs([folder / "run"])[0], evaluation=true)
+    alone = true.records.alone
+    assert alone is not None
+    lost = replace(true, records=replace(true.records, alone=np.zeros_like(alone)))
+    gained = replace(saved, evaluation=lost)
+    rows = entry.drawn_gains(gained, 64, 1)
+    assert np.array_equal(rows, np.flatnonzero(true.robust_scores > 0)), "so that all of them gain"
+    with pytest.raises(InputError, match=r"samples that gain over member 0 alone gain .* points where run says"):
+        entry.gain_again(gained, rows, at(true, rows))
+    assert "in the run" in entry.gain_again(gained, rows, at(lost, rows))
+
+
+@pytest.mark.parametrize("changed", [{"commit": 5}, {"hardware": ["x"]}, {"trained_on": ["x"]}])
+def test_a_row_that_could_not_be_read_again_is_not_written(folder: Path, tmp_path: Path, changed: Any) -> None:
+    row = row_of(load_runs([folder / "run"])[0], "BAT", provenance=changed)
+    with pytest.raises(InputError, match="the row of 'BAT' could not be read again: its"):
+        add_row(tmp_path / "b.json", row)
+    assert not (tmp_path / "b.json").exists()
+
+
+def test_a_row_whose_gain_is_not_that_of_its_samples_is_refused(folder: Path, tmp_path: Path) -> None:
+    row = row_of(load_runs([folder / "run"])[0], "BAT")
+    flattered = [{"gain": row.gain | {"low": 0.0}}, {"gain": row.gain | {"value": 0.05}}, {"best_member": 0.1}]
+    for changed in (*flattered, {"kept_alone": packed(np.zeros((2, SAMPLES), dtype=bool))}, {"alpha": [2.0, -1.0]}):
+        with pytest.raises(InputError, match="could not be read again"):
+            add_row(tmp_path / "b.json", replace(row, **changed))
+    with pytest.raises(InputError, match="two rows have the same name"):
+        Board.read(Board(rows=(row, row)).write(tmp_path / "twice.json"))
+
+
+def test_one_ensemble_has_one_row(folder: Path, tmp_path: Path) -> None:
+    row = added(folder, DIGITS)
+    assert isinstance(row, Row)
+    add_row(tmp_path / "b.json", row)
+    for other in (replace(row, method="X"), replace(row, provenance=row.provenance | {"seed": 5})):
+        with pytest.raises(InputError, match="these members are on the board with this alpha already, as BAT, linf"):
+            add_row(tmp_path / "b.json", other)
+
+
+def test_a_version_that_hashed_otherwise_needs_first_logits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, rec = load_runs([folder / "run"])[0], load_ensemble(folder / "mine")
+    other = replace(run.evaluation, configuration=run.configuration | {"members": ["aa", "bb"]})
+    old = replace(run, evaluation=other, environment=run.environment | {"recarc": "0.1.0"})
+    data = load("digits", "test", limit=SAMPLES)
+    assert "the first logits agree" in checks.members_agree(old, rec, data)
+    for saved in ([], [[], []]):
+        folder_of_run = SimpleNamespace(first_logits=saved)
+        monkeypatch.setattr(checks.RunFolder, "open", lambda path, found=folder_of_run: found)
+        assert not checks.members_agree(old, rec, data)
 
 
 def test_a_shorter_run_replaces_no_longer_one(folder: Path, tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_the_shown_table_names_the_signals(tmp_path: Path, capsys: Any, monkeypa
     figure = {"value": 0.5, "low": 0.4, "high": 0.6}
     known = {"clean": 1.0, "adaptive_pgd": 0.6, "arc": 0.6, "floor": 0.5, "best_member": 0.4, "most": 0.2}
     shared: dict[str, Any] = {"norm": "linf", "eps": 0.1, "members": 2, "alpha": [0.5, 0.5], "samples": 9, **known}
-    row = Row("m", tight=figure, gain=figure, gain_at_floor=0.0, verdict="open", signals=["margin_jumps"], **shared)
+    gain = {"value": 0.1, "low": 0.0, "high": 0.2}
+    row = Row("m", tight=figure, gain=gain, gain_at_floor=0.0, verdict="open", signals=["margin_jumps"], **shared)
     assert run(["board", "show", "--board", str(Board(rows=(row,)).write(tmp_path / "b.json"))]) == 0
     assert "open: margin jumps" in capsys.readouterr().out

@@ -158,8 +158,8 @@ def test_a_row_that_was_replaced_meanwhile_gets_no_rival(board: Path) -> None:
     add_rival(board, rival)
     assert rows_of(board)["drawn"].vote is not None
     for changed in (
-        replace(row, samples=SAMPLES + 9, kept=""),
-        replace(row, alpha=[row.alpha[0] + 1e-6, row.alpha[1] - 1e-6], kept=""),
+        replace(row, samples=SAMPLES + 9, kept="", kept_alone=""),
+        replace(row, alpha=[row.alpha[0] + 1e-6, row.alpha[1] - 1e-6], kept="", kept_alone=""),
         replace(row, provenance=row.provenance | {"weights": ["another's"] * 2}),
         replace(row, method="X"),
     ):

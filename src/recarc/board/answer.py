@@ -25,13 +25,13 @@ def answer(board: Board) -> str:
     trained = sum(len(kind.rows) for kind in some)
     seeds = f" ({trained} with their seeds)" if trained > len(some) else ""
     first = (
-        f"{_in_a_word(helping)}: of {_counted_ensembles(board)}{seeds}, {_keep(helping)} "
+        f"{_in_a_word(some, helping)}: of {_counted_ensembles(board)}{seeds}, {_keep(helping)} "
         f"more under the strongest attack than the best member does alone, {_keep(hurting)} less, and "
         f"{len(some) - len(helping) - len(hurting)} cannot be told apart from it (paired intervals, corrected for "
         "the number of comparisons)."
     )
     largest = max(helping or some, key=lambda kind: kind.gain[0])
-    what, warning = "least loss", ""
+    what, warning = "best result", ""
     if largest.gain[0] >= 0:
         what, warning = "largest gain", "; no gain is certain, as every one lies between figure and floor"
     return f"{first} The {what} is {largest.sentence}{warning}."
@@ -124,11 +124,11 @@ def _clearly(kinds: list[Kind], name: str) -> str:
     return f" (clearly in {more}{where})"
 
 
-def _in_a_word(helping: list[Kind]) -> str:
-    """A gain that is small even at the upper end of its interval is little."""
+def _in_a_word(some: list[Kind], helping: list[Kind]) -> str:
+    """A gain that is small even at the upper end of its interval is little, if that holds for all."""
     if not helping:
         return "Not so far"
-    return "Little, if at all" if max(kind.gain[2] for kind in helping) < AIM else "Perhaps"
+    return "Little, if at all" if max(kind.gain[2] for kind in some) < AIM else "Perhaps"
 
 
 def _counted_ensembles(board: Board) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recarc.atomic import Lock, read_plain, write_bytes
 from recarc.board.kinds import Kind, Over, mean, paired_difference
-from recarc.board.rows import Row, check_row, number
+from recarc.board.rows import Place, Row, check_row, number
 from recarc.errors import InputError, first_line
 from recarc.evaluation.intervals import holm, p_value
 
@@ -26,6 +26,7 @@ class Board:
     split: str = "test"
     eps: dict[str, float] = field(default_factory=lambda: dict(EPS))
     rows: tuple[Row, ...] = ()
+    again: str = ""  # a command that makes a row again from its name, which follows it
 
     @classmethod
     def read(cls, path: str | Path) -> Board:
@@ -45,9 +46,11 @@ class Board:
             rows = tuple(Row(**{key: row[key] for key in names & set(row)}) for row in document["rows"])
             for row in rows:
                 check_row(row)
+            if len({row.name for row in rows}) < len(rows):
+                raise ValueError("two rows have the same name")
             rows = tuple(row if "vote" in row.rivals else replace(row, vote=None) for row in rows)  # see FORMAT
             eps = {str(norm): number(radius, "eps") for norm, radius in document["eps"].items()}
-            return cls(str(document["data"]), str(document["split"]), eps, rows)
+            return cls(str(document["data"]), str(document["split"]), eps, rows, str(document.get("again", "")))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{path} is not a board of recarc: {first_line(error)}") from None
 
@@ -56,24 +59,40 @@ class Board:
         write_bytes(Path(path), (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
         return Path(path)
 
-    def with_row(self, new: Row) -> Board:
-        """Add or replace a row, which inherits its rivals; norms, then methods, then members, are in order."""
-        self.check_place(new.kind, new.name, new.samples, new.provenance.get("training"))
+    def with_row(self, new: Row, replacing: bool = False) -> Board:
+        """Add a row, or its new run, which inherits its rivals; norms, then methods, then members, are in order."""
+        try:
+            check_row(new)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"the row of {new.method!r:.40} could not be read again: {first_line(error)}") from None
+        self.check_place(new.place, replacing)
         rows = {row.name: row for row in self.rows}
         rows[new.name] = new.inheriting(rows[new.name]) if new.name in rows else new
         order = sorted(rows.values(), key=lambda row: (row.norm != "linf", row.norm, row.method, row.members, row.name))
         return replace(self, rows=tuple(order))
 
-    def check_place(self, kind: str, name: str, samples: int, training: str | None) -> None:
-        """Refuse a row that would take the place of one on more images, or join a kind that was trained otherwise."""
+    def check_place(self, new: Place, replacing: bool = False) -> None:
+        """Refuse a row that would take the place of one on more images, or join a kind that was trained otherwise.
+
+        One of other weights takes the place of a row only when it is `replacing` it; an ensemble has one row.
+        """
         for row in self.rows:
-            if row.name == name and samples < row.samples:
+            old = row.place
+            if old.name == new.name and new.samples < old.samples:
                 raise InputError(
-                    f"{name} is on the board with {row.samples:,} images, and this run has {samples:,}; evaluate on as "
-                    "many, or name it otherwise with --method"
+                    f"{new.name} is on the board with {old.samples:,} images, and this run has {new.samples:,}; "
+                    "evaluate on as many, or name it otherwise with --method"
                 )
-            theirs, mine = options_of(row.provenance.get("training")), options_of(training)
-            if row.kind == kind and theirs and mine and theirs != mine:
+            known = bool(old.weights and new.weights)
+            if known and old.name == new.name and old.weights != new.weights and not replacing:
+                raise InputError(
+                    f"{new.name} is on the board with other weights; name these otherwise with --method, record their "
+                    "seed (save_ensemble(..., made_by={'seed': 1})), or take that row's place with --replace"
+                )
+            if known and old.name != new.name and old.same_ensemble(new):
+                raise InputError(f"these members are on the board with this alpha already, as {old.name}")
+            theirs, mine = options_of(old.training), options_of(new.training)
+            if old.kind == new.kind and theirs and mine and theirs != mine:
                 raise InputError(
                     f"{row.name} is on the board with members trained with {_only(theirs, mine)}, and these with "
                     f"{_only(mine, theirs)}; name it otherwise with --method"
@@ -90,8 +109,9 @@ class Board:
 
     @property
     def counted(self) -> list[Kind]:
-        """Those whose gain means something: not broken, and not masked."""
-        return [kind for kind in self.kinds if kind.counts]
+        """Those whose gain means something: not broken, not masked, and on as many images as any row."""
+        most = max((row.samples for row in self.rows), default=0)
+        return [kind for kind in self.kinds if kind.counts and kind.rows[0].samples == most]
 
     def helping(self) -> list[Kind]:
         """Those of `counted` that keep more than their best member, corrected for their number (Holm)."""
@@ -153,9 +173,9 @@ def _only(some: list[tuple[str, str]], others: list[tuple[str, str]]) -> str:
     return " ".join(" ".join(pair) for pair in some if pair not in others) or "fewer options"
 
 
-def add_row(path: str | Path, row: Row) -> Board:
+def add_row(path: str | Path, row: Row, replacing: bool = False) -> Board:
     """Put a row into a board file."""
-    return changed_board(path, lambda board: board.with_row(row))
+    return changed_board(path, lambda board: board.with_row(row, replacing))
 
 
 def changed_board(path: str | Path, change: Callable[[Board], Board]) -> Board:

@@ -22,6 +22,9 @@ from recarc.evaluation.tiling import reproducible
 from recarc.report.runs import Run
 
 PRESETS = ("standard", "thorough")
+DISAGREE = (
+    0.001  # of the samples may: until 0.2 a coarse search could fool a member without the ensemble's keeping less
+)
 ADAPTED = ("preset", "seed", "challenge", "masked", "extra")  # an evaluation sets them, or they only add to the attack
 
 
@@ -56,6 +59,17 @@ def _check_effort(run: Run) -> None:
     noted = {(signal.member, signal.name) for signal in run.evaluation.signals}
     if not folder.summary().get("complete") or not {*map(tuple, tight.get("masked") or ())} <= noted:
         raise InputError(f"the {SUMMARY} of {run.name} is missing, or is not that of its run: rerun its command")
+    if len(run.evaluation.adversarial_predictions) != 1:
+        raise InputError(f"{run.name} has several attacked inputs for each sample; a row needs one")
+    alone = run.evaluation.alone
+    if alone is not None:
+        most = np.where(alone, np.inf, 1 - run.evaluation.alpha[:, None]).min(0)
+        over = int((run.evaluation.robust_scores > most + 1e-6).sum())
+        if over > DISAGREE * len(run.evaluation):
+            raise InputError(
+                f"the records of {run.name} contradict themselves: on {over} samples a member was fooled "
+                "alone, and yet the ensemble keeps more than the others' alpha"
+            )
     if None in folder.first_logits:
         raise InputError(f"a member of {run.name} is random: it gives one input different logits, so nothing is exact")
 
@@ -100,7 +114,7 @@ def members_agree(run: Run, rec: RandomizedEnsemble, samples: Samples) -> str:
         return "the hashes agree"
     version = run.environment.get("recarc")
     saved = RunFolder.open(run.evaluation.path or run.name).first_logits
-    if version != __version__ and all(lines is not None for lines in saved):
+    if version != __version__ and len(saved) == len(rec) and all(saved):
         x = samples.batch(np.arange(SAVED_SAMPLES))[0].to(rec.device_of_members())
         with frozen(rec), reproducible(x.device):
             logits = rec.logits(x)

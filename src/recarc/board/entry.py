@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +17,12 @@ from torch import Tensor
 from recarc.attacks import PGD, RandomAttacker, Tight
 from recarc.board.boards import Board
 from recarc.board.checks import check_members, check_run
-from recarc.board.names import kind_name, method_name, row_name, trained_name
+from recarc.board.names import method_name, trained_name
 from recarc.board.rivals import Rival, is_rival, rows_of_rival
-from recarc.board.rows import Json, Row
+from recarc.board.rows import Json, Place, Row
 from recarc.board.scoring import row_of
 from recarc.ensemble import RandomizedEnsemble, frozen
-from recarc.errors import InputError
+from recarc.errors import InputError, first_line
 from recarc.evaluation.engine import evaluate
 from recarc.evaluation.fingerprint import eps_text
 from recarc.evaluation.intervals import p_value, paired_interval
@@ -40,6 +41,7 @@ AGAIN = 64  # samples that are attacked again, at least
 # What is found again is another figure than the run's if the difference is clear, though there are many comparisons,
 # and larger than what a run of more effort than `Tight()` would make of members alone.
 CLEARLY, MATTERS = 0.001, 0.01
+FOUND = 0.75  # of the gain on samples that gain must be found again
 AGREES = 0.001  # by how much the accuracy of the saved inputs may differ on another machine
 BATCH = 256
 
@@ -69,12 +71,13 @@ def check_entry(
     seed: int | None = None,
     alpha_by: str | None = None,
     trust_code: bool = False,
+    replacing: bool = False,
 ) -> Row | Rival:
     """The row of a run on the board's data, or a rival of rows; an InputError of one line says why there is none.
 
     The weights must be those of the run; saved inputs are judged again in float32; `again` samples, drawn now, are
     attacked again by `Tight`, which must not find clearly more than the run did, nor clearly other figures of clean
-    images, AdaptivePGD, ARC or a member alone. `trust_code` as in `load_ensemble`.
+    images, AdaptivePGD, ARC or a member alone. `trust_code` as in `load_ensemble`, `replacing` as in `Board.with_row`.
     """
     if again < AGAIN:
         raise InputError(f"again is {again}; at least {AGAIN} samples must be attacked again")
@@ -93,10 +96,15 @@ def check_entry(
         return Rival(name, tuple(rows), run.evaluation.robust_scores, known)
     rec = rec.with_alpha(run.alpha)
     made_by = rec.made_by
-    method = trained_name(made_by, folder.name) if method is None else method_name(method)
-    kind = kind_name(method, str(run.ball["norm"]), len(rec), run.alpha)
+    try:
+        method = trained_name(made_by, folder.name) if method is None else method_name(method)
+        training, minutes = training_command(made_by), training_minutes(made_by)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"what {folder} says of its training cannot be read ({first_line(error)})") from None
     check_members(run, rec, samples)
-    board.check_place(kind, row_name(kind, made_by.get("seed", 0)), len(run.evaluation), training_command(made_by))
+    seed_of, weights, count = made_by.get("seed", 0), run.configuration["members"], len(run.evaluation)
+    place = Place(method, str(run.ball["norm"]), run.alpha, seed_of, count, training, weights)
+    board.check_place(place, replacing)
     entry = Entry(run, rec, samples)
     checked, signals = _checked(entry, again, drawn)
     return row_of(
@@ -104,7 +112,7 @@ def check_entry(
         method,
         flops=flops(rec, entry.samples),
         cross=cross_robustness(entry, again, drawn),
-        minutes=training_minutes(made_by),
+        minutes=minutes,
         provenance={**_measured(run), **_trained(run, made_by), "alpha_by": alpha_by, "checked": checked},
     )
 
@@ -141,8 +149,14 @@ def _checked(entry: Entry, again: int, seed: int) -> tuple[Json, list[Signal]]:
     rows, known = drawn_rows(entry, again, seed), entry.run.evaluation.signals
     found = evaluate(entry.ensemble, Tight(), entry.samples.batch(rows), entry.ball, progress=False)
     checked["attacked_again"] = found_again(entry.run, rows, found, seed)
-    seen = {(signal.member, signal.name) for signal in known}
-    return checked, [*known, *(signal for signal in found.signals if (signal.member, signal.name) not in seen)]
+    signals = [*found.signals]
+    gaining = drawn_gains(entry.run, again, seed)
+    if len(gaining):
+        found = evaluate(entry.ensemble, Tight(), entry.samples.batch(gaining), entry.ball, progress=False)
+        checked["gain_again"] = gain_again(entry.run, gaining, found)
+        signals += found.signals
+    seen = {(signal.member, signal.name): signal for signal in [*signals, *known]}
+    return checked, [*known, *(signal for signal in seen.values() if signal not in known)]
 
 
 def one_run(path: str | Path) -> Run:
@@ -194,6 +208,8 @@ def saved_inputs(run: Run) -> Iterator[tuple[np.ndarray, Tensor]]:
         try:
             folder.read(k, inputs=True)
             x_adv = load_file(folder.file(k, "inputs.safetensors"))["x_adv"][:, 0]
+            if len(x_adv) != len(folder.rows_of(k)):
+                raise ValueError(f"{len(x_adv)} of {len(folder.rows_of(k))} inputs")
         except (OSError, ValueError, KeyError) as error:
             raise InputError(f"the inputs of {run.name} are damaged ({error}); rerun its command") from None
         rows = np.array(folder.rows_of(k))
@@ -221,9 +237,42 @@ def found_again(run: Run, rows: np.ndarray, found: Evaluation, seed: int) -> str
     return f"{words}; {name} {100 * seen.mean():.2f} %, in the run {100 * claimed.mean():.2f} %"
 
 
+def drawn_gains(run: Run, count: int, seed: int) -> np.ndarray:
+    """Some of the samples on which the ensemble keeps more than its best member alone: its gain rests on these."""
+    if len(run.alpha) == 1:
+        return np.arange(0)
+    gaining = np.flatnonzero(_gains(run.evaluation, best_of(run)) > 0)
+    return np.sort(np.random.default_rng(seed).choice(gaining, min(count, len(gaining)), replace=False))
+
+
+def gain_again(run: Run, rows: np.ndarray, found: Evaluation) -> str:
+    """What these samples gain when they are attacked again; the run must not owe its gain to what is not found."""
+    best = best_of(run)
+    said, now = _gains(run.evaluation, best)[rows], _gains(found, best)
+    words = f"{len(rows)} samples that gain over member {best} alone gain {100 * now.mean():.1f} points"
+    lacking = FOUND * said - now
+    if lacking.mean() > 0 and p_value(*paired_interval(lacking)) < CLEARLY:
+        raise InputError(f"attacked again, {words} where {run.name} says {100 * said.mean():.1f}")
+    return f"{words}, in the run {100 * said.mean():.1f}"
+
+
+def best_of(run: Run) -> int:
+    """The member that keeps most alone in a run, of those that are drawn."""
+    assert run.evaluation.alone is not None
+    return int(np.where(run.evaluation.alpha > 0, run.evaluation.alone.mean(1), -1.0).argmax())
+
+
+def _gains(evaluation: Evaluation, best: int) -> np.ndarray:
+    """(N,) how much more the ensemble keeps than a member alone."""
+    assert evaluation.alone is not None
+    gains: np.ndarray = evaluation.robust_scores - evaluation.alone[best]
+    return gains
+
+
 def _parts(known: Evaluation, rows: np.ndarray, found: Evaluation) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """(what, claimed, found now) of the figures beside the robust accuracy that a row is made of, (n,) each."""
     yield "clean", known.clean_scores[rows], found.clean_scores
+    yield "under tight", known.robust_scores[rows], found.robust_scores
     for stage, name in (("adaptive_pgd", "under AdaptivePGD"), ("arc", "under ARC")):
         yield name, known.score(known.stages[stage])[rows], found.score(found.stages[stage])
     yield from _alone(known, rows, found)
@@ -251,8 +300,12 @@ def cross_robustness(entry: Entry, count: int, seed: int) -> list[list[float]]:
 
 
 def without_folders(command: str | None) -> str | None:
-    """A command whose absolute paths are cut to their last part: where they were means nothing to others."""
-    return command and re.sub(r"(?<!\S)/\S*/(?=[^\s/])", "", command)
+    """A command whose absolute paths are cut to their last part, which means more to others, and quoted for a shell."""
+    try:
+        words = shlex.split(command or "")
+    except ValueError:
+        return None
+    return shlex.join(re.sub(r"^/.*/(?=[^/])", "", word) for word in words) or None
 
 
 def training_minutes(made_by: Mapping[str, Any]) -> float | None:
@@ -278,7 +331,7 @@ def training_command(made_by: Mapping[str, Any]) -> str | None:
         words += ["--set", f"diversity={recipe['diversity']:g}"]
     if made_by.get("start"):
         words += ["--start", "FIRST_MEMBERS"]
-    return " ".join(map(str, [*words, "--seed", made_by["seed"], "--out", "FOLDER"]))
+    return " ".join([words[0], shlex.join(map(str, [*words[1:], "--seed", made_by["seed"], "--out", "FOLDER"]))])
 
 
 def flops(rec: RandomizedEnsemble, samples: Samples) -> float | None:

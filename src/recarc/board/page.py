@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from markupsafe import Markup
@@ -14,19 +15,25 @@ from recarc.board.rows import Row, in_words
 from recarc.report.writing import environment, write_files
 
 TITLE = "Does any randomized ensemble help?"
+SORTS = (  # what the page can be sorted by, as its headings say
+    *(("method", "ensemble"), ("clean", "clean"), ("apgd", "AdaptivePGD"), ("arc", "ARC"), ("tight", "tight")),
+    *(("floor", "floor"), ("best", "best member"), ("gain", "gain"), ("most", "most"), ("vote", "vote")),
+    *(("average", "average"), ("flops", "MFLOPs"), ("minutes", "GPU minutes")),
+)
 SPAN = 2.0  # points: the gains that matter fit; an arrow stands for what lies further out
 
 
 def write_board(board: Board, path: str | Path) -> Path:
     """Write the page completely or not at all."""
     marks = gain_marks(board)
-    rows = sorted(board.rows, key=lambda row: -sort_key(row, marks[row.name]))
+    rows = sorted(board.rows, key=lambda row: sort_key(row, marks[row.name]))
     page = (
         environment()
         .get_template("board.html")
         .render(
             board=board,
-            rows=[(row, marks[row.name], sort_key(row, marks[row.name])) for row in rows],
+            rows=[(row, marks[row.name]) for row in rows],
+            sorts=SORTS,
             title=TITLE,
             answer=answer(board),
             own=own(board),
@@ -38,6 +45,7 @@ def write_board(board: Board, path: str | Path) -> Path:
             alpha_svg=alpha_svg,
             in_words=in_words,
             alpha_name=alpha_name,
+            quoted=shlex.quote,
         )
     )
     return write_files({Path(path): page.encode()})[0]
@@ -50,9 +58,9 @@ def gain_marks(board: Board) -> dict[str, str]:
     return {row.name: found.get(row.name, "single") for row in board.rows}
 
 
-def sort_key(row: Row, mark: str) -> float:
+def sort_key(row: Row, mark: str) -> tuple[int, float]:
     """By gain; after these what the answer leaves out, which may gain much of nothing, and what has no gain."""
-    return float(row.gain["value"]) - {"out": 10.0, "single": 20.0}.get(mark, 0.0)
+    return ("out", "single").index(mark) + 1 if mark in ("out", "single") else 0, -float(row.gain["value"])
 
 
 def gain_svg(row: Row, mark: str, span: float = SPAN) -> Markup:

@@ -12,10 +12,38 @@ from typing import Any
 import numpy as np
 
 from recarc.board.names import CHAINED, OURS, kind_name, row_name
-from recarc.evaluation.intervals import wilson
+from recarc.evaluation.intervals import paired_interval, wilson
 
 MOST = 1e18  # of any figure
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row belongs on a board, and what must agree with the row that is there."""
+
+    method: str
+    norm: str
+    alpha: list[float]
+    seed: Any
+    samples: int
+    training: str | None  # the command that trains such members
+    weights: list[str] | None
+
+    @property
+    def kind(self) -> str:
+        """What rows have in common that differ in the seed alone."""
+        return kind_name(self.method, self.norm, len(self.alpha), self.alpha)
+
+    @property
+    def name(self) -> str:
+        """Tells rows apart: a new run of the same name takes the place of the old one."""
+        return row_name(self.kind, self.seed)
+
+    def same_ensemble(self, other: Place) -> bool:
+        """Whether both are of the same weights, norm and alpha."""
+        alike = (self.norm, self.weights) == (other.norm, other.weights)
+        return alike and kind_name("", "", 0, self.alpha) == kind_name("", "", 0, other.alpha)
 
 
 @dataclass(frozen=True)
@@ -46,20 +74,25 @@ class Row:
     curve: list[list[float]] = field(default_factory=list)  # see `curve_over_alpha`
     most_ends: list[float] = field(default_factory=list)  # 95 % interval of `most`; none in a row of older date
     kept: str = ""  # which members are right at the worst point of each sample, see `packed`: rows can be paired
+    kept_alone: str = ""  # which members nothing fooled, not even alone, likewise; not in a row of older date
     signals: list[str] = field(default_factory=list)  # of masked gradients
     flops: float | None = None  # expected, per query
     minutes: float | None = None  # of training
     provenance: Json = field(default_factory=dict)
 
     @property
+    def place(self) -> Place:
+        known = self.provenance
+        seed, training, weights = known.get("seed", 0), known.get("training"), known.get("weights")
+        return Place(self.method, self.norm, self.alpha, seed, self.samples, training, weights)
+
+    @property
     def kind(self) -> str:
-        """What rows have in common that differ in the seed alone."""
-        return kind_name(self.method, self.norm, self.members, self.alpha)
+        return self.place.kind
 
     @property
     def name(self) -> str:
-        """Tells rows apart: a new row of the same name takes the place of the old one."""
-        return row_name(self.kind, self.provenance.get("seed", 0))
+        return self.place.name
 
     @property
     def verdict_text(self) -> str:
@@ -187,6 +220,11 @@ class Row:
         return found[2] if found and found[1] not in CHAINED and "--start" not in training else None
 
     @property
+    def alone_right(self) -> np.ndarray | None:
+        """(M, N) where nothing fooled a member, not even alone; None in a row of older date."""
+        return unpacked(self.kept_alone, len(self.alpha), self.samples) if self.kept_alone else None
+
+    @property
     def scores(self) -> np.ndarray | None:
         """(N,) what each sample keeps; None in a row of older date."""
         if not self.kept:
@@ -216,23 +254,45 @@ def check_row(row: Row) -> None:
         check_signals(rival.get("signals", []))
         if "kept" in rival:
             unpacked(rival["kept"], 1, row.samples)
-    if not row.alpha or not isinstance(known.get("checked", {}), dict):
-        raise ValueError(f"the row of {row.method!r:.40} has no alpha, or checks of another kind")
+    if not row.method or not isinstance(known.get("checked", {}), dict):
+        raise ValueError(f"the row of {row.method!r:.40} has no method, or checks of another kind")
+    if not isinstance(known.get("weights") or [], list):
+        raise ValueError(f"its weights are {known['weights']!r:.40}, expected a list")
     check_signals(row.signals)
     for name, values in (("alpha", row.alpha), ("alone", row.alone), ("most_ends", row.most_ends)):
         for value in values:
             number(value, name)
     if len(row.most_ends) not in (0, 2):
         raise ValueError(f"most_ends has {len(row.most_ends)} numbers, expected 2")
-    scores = row.scores
-    if scores is not None and not math.isclose(scores.mean(), row.tight["value"], abs_tol=1e-6):
-        raise ValueError(f"the row of {row.method!r:.40} keeps another accuracy than its samples")
+    if len(row.alpha) != row.members or min(row.alpha) < 0 or not math.isclose(sum(row.alpha), 1, abs_tol=1e-3):
+        raise ValueError(f"the row of {row.method!r:.40} has {row.members} members and alpha {row.alpha!r:.60}")
+    shares = [row.clean, row.adaptive_pgd, row.arc, row.floor, row.best_member, row.tight["value"], *row.alone]
+    if not all(-1e-9 <= share <= 1 + 1e-9 for share in shares) or (row.minutes or 0.0) < 0:
+        raise ValueError(f"the row of {row.method!r:.40} has an accuracy that is no share, or negative minutes")
+    _check_samples(row)
     if len(row.alone) not in (0, len(row.alpha)) or len(row.cross) not in (0, len(row.alone)):
         raise ValueError(f"the row of {row.method!r:.40} has figures of more or fewer members than alpha")
     for name, lines, length in (("cross", row.cross, len(row.alpha)), ("curve", row.curve, 3)):
         for line in lines:
             if len([number(value, name) for value in line]) != length:
                 raise ValueError(f"{name} has a line of {len(line)} numbers, expected {length}")
+
+
+def _check_samples(row: Row) -> None:
+    """Raise unless its figures are those of its samples, as far as it holds them."""
+    scores, alone = row.scores, row.alone_right
+    figures = [(row.gain["value"], row.tight["value"] - row.best_member, "gain")]
+    if scores is not None:
+        figures.append((row.tight["value"], scores.mean(), "accuracy"))
+    if scores is not None and alone is not None:
+        best = alone[np.array(row.alpha) > 0].mean(1).max()
+        figures.append((row.best_member, best, "best member"))
+        if row.members > 1:
+            low, high = paired_interval(scores - alone[row.best])
+            figures += [(row.gain["low"], low, "interval"), (row.gain["high"], high, "interval")]
+    for said, found, name in figures:
+        if not math.isclose(said, found, abs_tol=1e-6):
+            raise ValueError(f"the row of {row.method!r:.40} has another {name} than its samples")
 
 
 def check_signals(signals: Any) -> None:

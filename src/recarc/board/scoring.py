@@ -57,6 +57,7 @@ def row_of(run: Run, method: str, **known: Any) -> Row:
         alone=alone.mean(1).tolist(),
         curve=curve_over_alpha(seen, alone, run.alpha, best),
         kept=packed(evaluation.adversarial_predictions[0] == evaluation.labels),
+        kept_alone=packed(alone),
         signals=sorted({signal.name for signal in evaluation.signals}),
         **known,
     )

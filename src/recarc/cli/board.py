@@ -28,6 +28,9 @@ def add(
         str | None, typer.Option(help="How alpha was chosen, if not by training, such as 'osp, held-out images'.")
     ] = None,
     again: Annotated[int, typer.Option(help="Samples to attack again, 64 or more.")] = 64,
+    replacing: Annotated[
+        bool, typer.Option("--replace", help="Take the place of the row of the same name, though its weights differ.")
+    ] = False,
     board_file: NewBoardOption = FILE,
     data_dir: options.DataDirOption = None,
     device: options.DeviceOption = "auto",
@@ -60,11 +63,14 @@ def add(
         again=again,
         alpha_by=alpha_by,
         trust_code=trust_code,
+        replacing=replacing,
     )
-    content = add_rival(board_file, found) if isinstance(found, Rival) else add_row(board_file, found)
+    content = add_rival(board_file, found) if isinstance(found, Rival) else add_row(board_file, found, replacing)
     names = [row.name for row in found.rows] if isinstance(found, Rival) else [found.name]
     changed = [row for row in content.rows if row.name in names]
     notes = [note for row in changed if (note := lost_rivals(before, row))]
+    if not isinstance(found, Rival) and any(row.name == found.name for row in before.rows):
+        notes.append("it took the place of the row of this name")
     if others := [str(other.evaluation.path or other.name) for other in tight_runs(run)[1:]]:
         notes.append(f"not added, as one run is added at a time: {', '.join(others)}")
     rows = len(content.rows)
