@@ -12,16 +12,22 @@ HEADER = [
     *("ensemble", "clean", "AdaptivePGD", "ARC", "tight", "floor", "best member", "gain", "most", "P(R)", "verdict"),
     *("average", "vote", "one network", "MFLOPs", "GPU minutes"),
 ]
+MISSING = "Not measured yet: `recarc board add`, then `--render`."
 IMAGES = 10_000  # of a row that says nothing else
 
 
+def board_answer(path: Path) -> str:
+    """What the board says to its question."""
+    return answer(Board.read(path)) if path.exists() else MISSING
+
+
 def board_table(path: Path) -> str:
-    """The board: its answer, one line per row, and what other methods gain over independent members."""
+    """One line per row, and what other methods gain over independent members."""
     if not path.exists():
-        return "Not measured yet: `recarc board add`, then `--render`."
+        return MISSING
     board = Board.read(path)
     cells = [board_cells(row, board.single(row)) for row in board.rows]
-    parts = [answer(board), *filter(None, [own(board)]), Grid("", HEADER, cells).markdown(), *rivals(board)]
+    parts = [Grid("", HEADER, cells).markdown(), *rivals(board), *filter(None, [own(board)])]
     against = []
     for over in comparisons(board):
         figures = [signed(*over.tight), signed(over.adaptive_pgd), signed(over.arc)]

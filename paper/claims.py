@@ -258,7 +258,7 @@ def _climb_ahead(found: Evidence) -> Finding:
 CLAIMS: dict[str, Callable[[Evidence], Finding]] = {
     "Under AdaptivePGD BAT ensembles beat the single AT model.": _beats_at,
     f"Their best alpha is near {USUAL:g}: they favour the robust member.": _usual_alpha,
-    f"AdaptivePGD overestimates BAT ensembles by {OVERESTIMATE} points and more.": _overestimate,
+    f"AdaptivePGD overestimates BAT ensembles by {OVERESTIMATE} points and more (our limit).": _overestimate,
     "ARC puts BAT ensembles below the single AT model.": _below_at,
     "Under ARC alpha = 1 is best: the second member only costs accuracy.": _alpha_one,
     "Ten random restarts (+RR) are no stronger than plain APGD.": _restarts,

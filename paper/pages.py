@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paper import left, results
 from paper.bench.throughput import ATTACK, NETS, TRAINING
-from paper.board import board_table
+from paper.board import board_answer, board_table
 from paper.claims import judge
 from paper.costs import attack_passes, training_passes
 from paper.floors import BOARD, of_board
@@ -136,12 +136,23 @@ def render(folder: Path, docs: Path) -> list[Path]:
     for name in ("results", "performance"):
         written.append(docs / f"{name}.md")
         written[-1].write_text(page(name, measured, folder, docs), encoding="utf-8")
-    parts = {"headline": headline(measured), "costs": costs_table(measured), "gallery": gallery_table(measured)}
-    parts["certificates"] = certificates_table(measured["certificates"])
-    parts["board"] = board_table(folder / "board.json")
-    parts |= {"alphas": alphas_table(measured["alphas"]), "thorough": thorough_table(measured["thorough"])}
+    parts = marked_parts(measured, folder)
     marked = [path for path in (docs.parent / "README.md", *sorted(docs.glob("*.md"))) if path.exists()]
     return [*written, *(path for path in marked if fill(path, parts))]
+
+
+def marked_parts(measured: Measured, folder: Path) -> dict[str, str]:
+    """What stands between the marks in README and docs, by name."""
+    return {
+        "headline": headline(measured),
+        "costs": costs_table(measured),
+        "gallery": gallery_table(measured),
+        "certificates": certificates_table(measured["certificates"]),
+        "answer": board_answer(folder / "board.json"),
+        "board": board_table(folder / "board.json"),
+        "alphas": alphas_table(measured["alphas"]),
+        "thorough": thorough_table(measured["thorough"]),
+    }
 
 
 def gathered(folder: Path) -> Measured:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from paper import left, results
-from paper.board import board_table
 from paper.claims import CLAIMS, judge
 from paper.costs import attack_seconds, training_seconds
 from paper.floors import of_board
@@ -20,7 +19,7 @@ from paper.items import ITEMS
 from paper.items.figures import ARC_ALPHA_ONE, IAT_GAIN
 from paper.items.head_to_head import ahead_of_climb
 from paper.judging import Judged
-from paper.pages import claims_of, costs_table, fill, gathered, headline, page, render, worst_first
+from paper.pages import claims_of, fill, gathered, headline, marked_parts, page, render, worst_first
 from paper.recipe import Difference, Item
 from paper.results import Figure, ItemResult, RowResult
 from paper.tables import gradients_of, grids
@@ -522,8 +521,7 @@ def test_the_documents_agree_with_the_results(tmp_path: Path) -> None:
     for path in (ROOT / "README.md", *docs.glob("*.md")):
         copy = tmp_path / path.name
         copy.write_text(path.read_text())
-        parts = {"headline": headline(measured), "costs": costs_table(measured)}
-        fill(copy, {**parts, "board": board_table(folder / "board.json")})
+        fill(copy, marked_parts(measured, folder))
         assert copy.read_text() == path.read_text(), "run python -m paper --render"
     for path in set(folder.glob("*.json")) - {folder / "board.json"}:
         for entry in json.loads(path.read_text())["rows"]:

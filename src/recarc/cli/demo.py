@@ -52,7 +52,7 @@ def demo(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
     json_: options.JsonOption = False,
 ) -> None:
-    """Run every attack on the mixture of two small models of digits, and write a page with the results.
+    """Attack the mixture of two small models of digits with PGD, AdaptivePGD, ARC and tight, and write a page.
 
     Example: `recarc demo`, then open demo/report.html
     """

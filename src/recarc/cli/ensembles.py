@@ -30,7 +30,7 @@ def import_(
 ) -> None:
     """Convert a published checkpoint to an ensemble folder. It is read as tensors only; no code in it is run.
 
-    Example: `recarc import dverge 3_ResNet20.pth --out dverge`
+    Example: `recarc import dverge epoch_200.pth --out dverge`
     """
     probabilities = alpha if alpha in (None, "uniform") else numbers("--alpha", str(alpha))
     from recarc.models import import_checkpoint
