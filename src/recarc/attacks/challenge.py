@@ -18,12 +18,13 @@ from recarc.attacks.autopgd import AutoPGD
 from recarc.attacks.problem import Best, Problem
 from recarc.attacks.square import Square
 from recarc.attacks.unmasking import smoothed
+from recarc.attacks.value_search import ValueSearch
 from recarc.ensemble import RandomizedEnsemble
 from recarc.randomness import sample_keys, uniform
 
 STREAM = 5  # of a sample's random numbers
 FRESH = 104_729  # added to the seed: other starts than those of the stages
-TARGETS = 9
+TARGETS, CHOICES = 9, 4
 FELL, SPARED, CHALLENGED = 0, 1, 2  # a pair: fooled before the challenge, not drawn, drawn
 
 
@@ -36,6 +37,7 @@ class Challenge:
     smooth_steps: int  # of AutoPGD along the mean gradient of a few random neighbours
     most: float  # the largest share of the pairs that is drawn; they are dear
     allowed: float
+    values: int = 256  # of ValueSearch in each round, for p = 1
 
     def longer(self, times: int) -> Challenge:
         return replace(self, steps=times * self.steps, smooth_steps=times * self.smooth_steps)
@@ -60,8 +62,11 @@ class Challenge:
         x_adv = towards_all(AutoPGD(steps=self.steps, loss="dlr_targeted", seed=seed), problem)
         yield x_adv
         others = replace(problem, ensemble=smoothed(problem.ensemble, problem.ball))
+        search = ValueSearch(values=self.values, seed=seed)
+        by_value = [(replace(search, choice=c), problem) for c in range(CHOICES)] if problem.ball.norm.sparse else []
         for attack, seen in (
             (Square(queries=self.queries, seed=seed), problem),
+            *by_value,
             (AutoPGD(steps=self.smooth_steps, loss="margin", seed=seed), others),
         ):
             left = problem.ensemble.correct(x_adv, problem.y)[0].nonzero()[:, 0]

@@ -20,6 +20,7 @@ from recarc.attacks.problem import Best, Problem
 from recarc.attacks.registry import register
 from recarc.attacks.square import Square
 from recarc.attacks.unmasking import Masked, misleading, unmasked
+from recarc.attacks.value_search import ValueSearch
 from recarc.ensemble import RandomizedEnsemble
 from recarc.errors import InputError, unknown
 from recarc.geometry import Ball
@@ -35,14 +36,14 @@ class Effort:
     """How much each stage of `Tight` does."""
 
     planes: int  # ARC's G (never more than there are)
-    members: tuple[AutoPGD, ...]  # against each member alone
+    members: tuple[AutoPGD | ValueSearch, ...]  # against each member alone
     corrected_steps: int
     climb: Climb
     lattice_steps: int = 0  # of the lattice climber, which ends close to Climb at a fraction of its gradients
     queries: int = 0  # of Square, against each member alone
     searches: int = 1  # of SEARCH queries against a member whose gradients mislead, each with another seed
     challenge: Challenge | None = None
-    sparse: tuple[AutoPGD, ...] = ()  # in place of `members` for p = 1, where much depends on the random start
+    sparse: tuple[AutoPGD | ValueSearch, ...] = ()  # in place of `members` for p = 1, where much depends on the start
 
     def for_ball(self, ball: Ball) -> Effort:
         """For p = 1 with longer attacks on the members, and a challenge that is longer still."""
@@ -52,11 +53,14 @@ class Effort:
         return replace(self, members=self.sparse, challenge=challenge)
 
 
-def _sparse(steps: int, targeted: AutoPGD) -> tuple[AutoPGD, ...]:
-    """For p = 1: two losses in turn, each from several starts; every run finds pairs that the others missed."""
+def _sparse(steps: int, targeted: AutoPGD, *searches: ValueSearch) -> tuple[AutoPGD | ValueSearch, ...]:
+    """For p = 1: searches value by value, which are cheap; then two losses in turn, each from several starts.
+
+    Every run finds pairs that the others missed.
+    """
     ce, margin = AutoPGD(steps=steps), AutoPGD(steps=steps, loss="margin")
     again = (replace(loss, seed=r) for r in (1, 2, 3) for loss in (ce, margin))
-    return ce, margin, targeted, *again
+    return *searches, ce, margin, targeted, *again
 
 
 PRESETS = {
@@ -70,7 +74,7 @@ PRESETS = {
         queries=30,
         searches=4,
         challenge=Challenge(steps=40, queries=100, smooth_steps=10, most=0.15, allowed=0.002),
-        sparse=_sparse(100, AutoPGD(steps=100, loss="dlr_targeted", scout=20, finalists=3)),
+        sparse=_sparse(100, AutoPGD(steps=100, loss="dlr_targeted", scout=20, finalists=3), ValueSearch()),
     ),
     "thorough": Effort(
         9,
@@ -81,7 +85,11 @@ PRESETS = {
         queries=500,
         searches=10,
         challenge=Challenge(steps=200, queries=2000, smooth_steps=100, most=1.0, allowed=0.001),
-        sparse=_sparse(200, AutoPGD(steps=200, loss="dlr_targeted")),
+        sparse=_sparse(
+            200,
+            AutoPGD(steps=200, loss="dlr_targeted"),
+            *(ValueSearch(values=256, rounds=16, choice=choice) for choice in range(4)),
+        ),
     ),
 }
 
@@ -188,9 +196,10 @@ class Tight(Attack):
     def _alone(self, effort: Effort, problem: Problem, best: Best, i: int, among: Tensor | None = None) -> None:
         """Fool member i alone, on the samples `among` (B,) or on all."""
         for attack in effort.members:
-            loss = _loss_for(attack.loss, problem.classes)
+            if isinstance(attack, AutoPGD):
+                attack = replace(attack, loss=_loss_for(attack.loss, problem.classes))
             standing = (~best.ever_wrong[i] & (True if among is None else among)).nonzero()[:, 0]
-            _run(replace(attack, member=i, seed=self.seed + attack.seed, loss=loss), problem, best, standing)
+            _run(replace(attack, member=i, seed=self.seed + attack.seed), problem, best, standing)
 
     def _apart(self, effort: Effort, problem: Problem, best: Best) -> Generator[Stage, None, Tensor]:
         """Where a member is a vote: fool each of its voters alone, then as many as lose the vote, then the vote itself.

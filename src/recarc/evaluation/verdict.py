@@ -146,7 +146,7 @@ class Verdict:
         elif self.meets_floor and self.robust.value > 0 and self._lowered > CONCLUSIVE + 1e-12:
             doubts.append(self._why_the_stages_were_weak())
         unchallenged = 0.0 if self.preset == "quick" else self.may_fall - self.gap  # quick has a doubt of its own
-        elsewhere = self.gap_limit + unchallenged
+        elsewhere = min(self.gap_limit + unchallenged, self.robust.value)
         if self.meets_floor and elsewhere > CARRIED:
             doubts.append(
                 f"{self.samples} samples are too few: on others the robust accuracy may be up to {_percent(elsewhere)} "
