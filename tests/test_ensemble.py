@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from recarc import InputError, RandomizedEnsemble
+from recarc import InputError, RandomizedEnsemble, save_ensemble
 from recarc.ensemble import as_ensemble, frozen, predictions_of, rounded, validated_alpha
 from tiny import binary, mlp, mlp_ensemble, points
 
@@ -361,3 +362,20 @@ def test_a_vote_of_a_member_that_gives_nan_is_wrong() -> None:
     logits[1, 1, 2] = torch.nan
     assert vote_of(*logits).predictions(torch.arange(2))[0].tolist()[1] == -1
     assert bool(vote_of(*logits).logits(torch.arange(2))[0, 1].isnan().all())
+
+
+def test_a_list_of_models_is_refused_with_the_way_to_draw_them(tmp_path: Path) -> None:
+    models = [nn.Linear(2, 2)]
+    for given in (models, tuple(models)):
+        with pytest.raises(InputError, match="of models; RandomizedEnsemble"):
+            save_ensemble(given, tmp_path / "x")  # type: ignore[arg-type]
+
+
+def test_modules_of_the_package_are_imported_when_they_are_used() -> None:
+    import recarc
+
+    assert recarc.sampling.osp and recarc.adapters.members.timm
+    with pytest.raises(AttributeError, match="module 'recarc' has no attribute 'nothing'"):
+        recarc.nothing  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        recarc.adapters.nothing  # noqa: B018

@@ -294,6 +294,11 @@ def predictions_of(logits: Tensor) -> Tensor:
 
 def as_ensemble(model: RandomizedEnsemble | Member) -> RandomizedEnsemble:
     """A single model is an ensemble of one."""
+    if isinstance(model, list | tuple):
+        raise InputError(
+            f"got a {type(model).__name__} of models; RandomizedEnsemble(models, alpha) draws one of them, uniformly "
+            "without alpha"
+        )
     return model if isinstance(model, RandomizedEnsemble) else RandomizedEnsemble([model])
 
 

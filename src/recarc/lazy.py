@@ -7,6 +7,7 @@ import operator
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from recarc.errors import InputError
 def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package: what its `__init__.py` imports under `if TYPE_CHECKING:`.
 
-    Those names are imported on first use, so that `recarc --help` does not wait for torch.
+    Those names are imported on first use, so that `recarc --help` does not wait for torch; so are its modules.
 
     >>> if TYPE_CHECKING:                                               # doctest: +SKIP
     ...     from recarc.geometry import Ball, Norm
@@ -25,6 +26,8 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
     home_of = _imports_for_type_checkers(Path(sys.modules[package].__file__ or ""))
 
     def get(name: str) -> Any:
+        if name not in home_of and not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
+            return import_module(f"{package}.{name}")
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(home_of[name]), name)

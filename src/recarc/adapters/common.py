@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -128,6 +129,12 @@ class PeerAttack(Attack):
     run: Perturb = field(repr=False)
     member: int | None = None  # None: the expected logits
     seed: int = 0
+
+    @property
+    def __name__(self) -> str:
+        """What a stage of this attack is called, such as foolbox_LinfPGD."""
+        package, *_, attack = self.name.split()
+        return re.sub(r"\W", "_", f"{package}_{attack}")
 
     def perturb(self, problem: Problem) -> Tensor:
         ensemble, x, y, ball = problem.ensemble, problem.x, problem.y, problem.ball

@@ -169,6 +169,8 @@ class _Sets:
         if images.split == "train":
             found = held_out(images, self.ensemble.made_by)
             images, words = found.images, found.words
+            if not found.known:
+                print_note(f"these are {words}: --split test takes images that they have not seen")
         x, y = images.limit(self.limit).tensors()
         home = self.ensemble.device_of_members() or x.device
         return AttackedSamples(x.to(home), y.to(home), self.ball, search=self.search), words

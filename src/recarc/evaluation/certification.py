@@ -153,6 +153,10 @@ class Certification:
         floor = self.floor()
         return float((floor.per_sample == floor.upper).double().mean())
 
+    def __repr__(self) -> str:
+        run = self.evaluation
+        return f"Certification({len(run)} samples, {len(run.alpha)} members, certified floor {self.joint})"
+
     @property
     def vacuous(self) -> bool:
         return not bool(self.certified.excluded.any())
@@ -167,7 +171,7 @@ class Certification:
             )
         gain = 100 * (self.joint.value - self.member.value)
         return (
-            f"No attack whatever leaves less than {100 * self.joint.value:.2f} %; certificates of single members alone "
+            f"No attack can leave less than {100 * self.joint.value:.2f} %; certificates of single members alone "
             f"say {100 * self.member.value:.2f} %, so looking at sets of members gains {gain:.2f} points."
         )
 

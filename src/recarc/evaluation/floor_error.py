@@ -51,6 +51,9 @@ class Challenged:
         return dict(vars(self))
 
     def __str__(self) -> str:
+        if self.drawn == self.pairs and not self.limit:
+            fell = f"the {self.fell} that fell count as fooled" if self.fell else "none fell"
+            return f"all {self.pairs} pairs that had withstood were attacked again, {fell}"
         return (
             f"{self.drawn} of the {self.pairs} pairs that had withstood were attacked again, {self.fell} fell: "
             f"at 95 % confidence the floor is too high by at most {100 * self.limit:.2f} points"

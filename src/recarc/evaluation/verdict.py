@@ -122,6 +122,9 @@ class Verdict:
             return "conclusive"
         return "not conclusive" if self.meets_floor else "open"
 
+    def __str__(self) -> str:
+        return self.sentence
+
     @property
     def basis(self) -> str:
         """What the floor rests on."""
@@ -175,7 +178,9 @@ class Verdict:
                 f"search than for the judge, so the robust accuracy may be lower by {may_fall}; see the warnings"
             )
         more = (
-            "challenge them all (--knob challenge=1) or take more samples" if challenge.share < 1 else "look at the gap"
+            "challenge them all (--knob challenge=1, in Python Tight(challenge=1)) or take more samples"
+            if challenge.share < 1
+            else "look at the gap"
         )
         return (
             f"the challenge was too small: {found}, but with {challenge.pairs - challenge.drawn} spared the robust "

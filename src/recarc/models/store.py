@@ -95,7 +95,9 @@ def save_ensemble(
     A folder that is not empty is refused; with `overwrite=True` an older ensemble folder (and nothing else) is
     replaced.
     """
-    target = Path(path)
+    from recarc.ensemble import as_ensemble
+
+    target, ensemble = Path(path), as_ensemble(ensemble)
     check_target(target, overwrite)
     specs = [check_member(member, f"member {i}") for i, member in enumerate(ensemble.members)]
     check_classes(specs)

@@ -85,6 +85,13 @@ class Comparison:
             for e in self.entries
         ]
 
+    def __str__(self) -> str:
+        """The table as text, and what it amounts to."""
+        lines = [self.head, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+        return "\n".join([*table, *self.sentences, *self.notes])
+
     @property
     def sentences(self) -> list[str]:
         """What each difference amounts to."""
@@ -238,6 +245,8 @@ def _notes(named: Mapping[str, Run], common: int) -> list[str]:
 
 def _sentence(entry: Entry, found: Difference, comparison: Comparison) -> str:
     size = f"{Points(abs(found.value))} {'more' if found.value > 0 else 'less'} than {comparison.reference}"
+    if not found.value:
+        size = f"as much as {comparison.reference}"
     if not found.clear:
         size += ", which these samples cannot tell from zero"
     held = ""

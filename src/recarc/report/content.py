@@ -193,7 +193,7 @@ def build_report(
         if run.problem != main.problem and id(run) not in shown
     ]
     notes += dict.fromkeys(f"{run.label}: {text}" for run in comparable for text in run.evaluation.warnings)
-    commands = dict.fromkeys(run.command for run in comparable)
+    commands = dict.fromkeys(run.command for run in (*comparable, *runs))
     return Report(
         title=title or (SEVERAL if comparison else TITLE),
         runs=list(runs),
