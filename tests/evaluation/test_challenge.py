@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 import torch
 from runs import shorten_tight
+from torch import Tensor
 
-from paper.gallery import digits, trained
+from paper.gallery import Masked, digits, trained
 from recarc import AutoPGD, Ball, InputError, RandomizedEnsemble, Restarts, Tight, Verdict, evaluate
+from recarc.attacks import challenge as challenges
 from recarc.attacks.challenge import CHALLENGED, draw
 from recarc.attacks.tight import PRESETS
+from recarc.attacks.unmasking import smoothed
 from recarc.evaluation.floor_error import Challenged, most_fallible
 from tiny import mlp_ensemble, points
 
@@ -121,3 +124,20 @@ def test_a_challenge_that_took_much_from_the_floor_forbids_conclusive(monkeypatc
     broken = replace(found, challenge=Challenged.of(status, alone, np.ones(1), 1.0))
     assert broken.challenge is not None and broken.challenge.lowered == pytest.approx(2 / 270)
     assert not broken.conclusive and "2 of the 270 pairs that were challenged fell" in " ".join(broken.doubts)
+
+
+def firm(u: Tensor) -> Tensor:
+    """A denoiser: nothing below 0.05, everything above 0.1."""
+    return u * ((u - 0.05) / 0.05).clamp(0, 1)
+
+
+def test_a_member_that_does_not_see_faint_values_falls_to_the_challenge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradient is 0 at faint values, and a ball in l2 is too small to leave them at random."""
+    shorten_tight(monkeypatch)
+    x, y = (part[:120] for part in digits("test"))
+    member, ball = Masked(trained(0), before=firm), Ball("l2", 0.5)
+    found = Verdict.of(evaluate(member, Tight(steps=5, challenge=1), (x, y), ball, progress=False))
+    monkeypatch.setattr(challenges, "smoothed", lambda ensemble, ball, wide=False: smoothed(ensemble, ball))
+    missed = Verdict.of(evaluate(member, Tight(steps=5, challenge=1), (x, y), ball, progress=False))
+    assert found.challenge is not None and missed.challenge is not None
+    assert found.challenge.fell > missed.challenge.fell and found.robust.value < missed.robust.value

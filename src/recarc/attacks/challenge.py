@@ -24,7 +24,7 @@ from recarc.randomness import sample_keys, uniform
 
 STREAM = 5  # of a sample's random numbers
 FRESH = 104_729  # added to the seed: other starts than those of the stages
-TARGETS, CHOICES = 9, 4
+TARGETS, CHOICES, LONGER = 9, 4, 5
 FELL, SPARED, CHALLENGED = 0, 1, 2  # a pair: fooled before the challenge, not drawn, drawn
 
 
@@ -34,7 +34,7 @@ class Challenge:
 
     steps: int  # of AutoPGD towards each of the nine likeliest classes
     queries: int  # of Square
-    smooth_steps: int  # of AutoPGD along the mean gradient of a few random neighbours
+    smooth_steps: int  # of AutoPGD along the mean gradient of a few random neighbours; five times as many of wide ones
     most: float  # the largest share of the pairs that is drawn; they are dear
     allowed: float
     values: int = 256  # of ValueSearch in each round, for p = 1
@@ -61,13 +61,17 @@ class Challenge:
         """Points against a single member, from one attack after another; each starts where all before it failed."""
         x_adv = towards_all(AutoPGD(steps=self.steps, loss="dlr_targeted", seed=seed), problem)
         yield x_adv
-        others = replace(problem, ensemble=smoothed(problem.ensemble, problem.ball))
+        near, wide = (
+            replace(problem, ensemble=smoothed(problem.ensemble, problem.ball, wide)) for wide in (False, True)
+        )
+        margin = AutoPGD(steps=self.smooth_steps, loss="margin", seed=seed)
         search = ValueSearch(values=self.values, seed=seed)
         by_value = [(replace(search, choice=c), problem) for c in range(CHOICES)] if problem.ball.norm.sparse else []
         for attack, seen in (
             (Square(queries=self.queries, seed=seed), problem),
             *by_value,
-            (AutoPGD(steps=self.smooth_steps, loss="margin", seed=seed), others),
+            (margin, near),
+            (replace(margin, steps=LONGER * margin.steps), wide),
         ):
             left = problem.ensemble.correct(x_adv, problem.y)[0].nonzero()[:, 0]
             if not len(left):

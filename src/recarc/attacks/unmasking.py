@@ -28,6 +28,7 @@ MISLEADING = frozenset(
 NEIGHBOURS, MORE_NEIGHBOURS = 4, 16
 NEARBY = 0.25  # of eps: the radius of the neighbourhood
 NEARBY_PIXELS = 0.01  # of the width of the box, where every sample has a radius of its own
+WIDE_PIXELS = 0.1
 
 
 class Smoothed(nn.Module):
@@ -67,9 +68,13 @@ class Logarithm(nn.Module):
         return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log().to(x.dtype)
 
 
-def smoothed(ensemble: RandomizedEnsemble, ball: Ball) -> RandomizedEnsemble:
-    """The ensemble with every member smoothed over a part of the ball."""
-    return ensemble.with_members([Smoothed(m, _neighbourhood(ball), NEIGHBOURS) for m in ensemble.members])
+def smoothed(ensemble: RandomizedEnsemble, ball: Ball, wide: bool = False) -> RandomizedEnsemble:
+    """The ensemble with every member smoothed over a part of the ball, or over more of the inputs than is in it.
+
+    `wide`: what a member does not see, such as faint values below a threshold, shows where these are less faint.
+    """
+    near = _pixels(ball, WIDE_PIXELS) if wide else _neighbourhood(ball)
+    return ensemble.with_members([Smoothed(member, near, NEIGHBOURS) for member in ensemble.members])
 
 
 def unmasked(problem: Problem, masked: Masked) -> Problem:
@@ -96,5 +101,10 @@ def misleading(masked: Masked) -> set[int]:
 def _neighbourhood(ball: Ball) -> Ball:
     if isinstance(ball.eps, float):
         return Ball(ball.norm, NEARBY * ball.eps, ball.box)
+    return _pixels(ball, NEARBY_PIXELS)
+
+
+def _pixels(ball: Ball, share: float) -> Ball:
+    """Every value by up to this share of the box's width."""
     low, high = ball.box or (0.0, 1.0)
-    return Ball("linf", NEARBY_PIXELS * (high - low), ball.box)
+    return Ball("linf", share * (high - low), ball.box)
