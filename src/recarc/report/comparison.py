@@ -240,7 +240,15 @@ def _notes(named: Mapping[str, Run], common: int) -> list[str]:
             notes.append(f"{name} is not finished: {len(run.evaluation)} of {run.evaluation.expected_samples} samples")
         elif len(run.evaluation) > common:
             notes.append(f"of the {len(run.evaluation):,} samples of {name} only the {common:,} common ones count here")
+    single = [name for name, run in named.items() if _only_its_own_floor(run.evaluation)]
+    if single:
+        notes.append(f"one classifier each, whose floor is its own figure, not conclusive here: {', '.join(single)}")
     return notes
+
+
+def _only_its_own_floor(found: Evaluation) -> bool:
+    """Whether figure and floor agree whatever the attack misses: a vote, an average or a network, in doubt."""
+    return len(found.alpha) == 1 and found.alone is not None and not Verdict.of(found).conclusive
 
 
 def _sentence(entry: Entry, found: Difference, comparison: Comparison) -> str:
