@@ -49,8 +49,10 @@ class Run:
     def next(self, left: float) -> Job | None:
         """The job to start now, if any, with so many seconds left; those of the block come first."""
         own = next_job(self.waiting, self.running, left)
+        if own is not None and own.seconds <= left:
+            return own
         running = {job: known.left for job, known in self.running.items()}
-        return own or later_job(self.later, self.waiting, running, left)
+        return later_job(self.later, self.waiting, running, left) or own
 
     def start(self, left: float) -> None:
         """All that may start with so many seconds left; rows without training give way to trainings (under MPS)."""

@@ -47,25 +47,27 @@ def next_job(waiting: Sequence[Job], running: Collection[Job], left: float = mat
     """
     if any(job.alone for job in running):
         return None
-    fitting = [job for job in waiting if job.seconds <= left] or list(waiting)
+    unfinished = {job.job for job in (*waiting, *running)}
+    ready = [job for job in waiting if job.after not in unfinished]
+    fitting = [job for job in ready if job.seconds <= left] or ready
     training = sum(not job.beside for job in running)
     first = next((job for job in fitting if not job.beside), None)
     if first is not None and training < (1 if first.alone else TRAININGS):
         return first
     if sum(job.beside for job in running) >= (ROWS_BESIDE if training else ROWS_ALONE):
         return None
-    unfinished = {job.job for job in (*waiting, *running)}
-    return next((job for job in fitting if job.beside and job.after not in unfinished), None)
+    return next((job for job in fitting if job.beside), None)
 
 
 def later_job(later: Sequence[Job], waiting: Sequence[Job], running: Mapping[Job, float], left: float) -> Job | None:
-    """A job of a later block to start now, if any: one that lets all of this block still end within the seconds left.
+    """A job of a later block to start now, if any: one that lets this block still end within the seconds left.
 
-    `running`: the seconds that each of these still has to go.
+    Jobs of the block that cannot end in time anyway do not count. `running`: the seconds that each still has to go.
     """
     unfinished = {job.job for job in (*later, *waiting, *running)}
     ready = [job for job in later if job.after not in unfinished]
-    return next_job([job for job in ready if length([*waiting, job], running) <= left], running, left)
+    able = [job for job in waiting if job.seconds <= left]
+    return next_job([job for job in ready if length([*able, job], running) <= left], running, left)
 
 
 def length(jobs: Sequence[Job], running: Mapping[Job, float] | None = None) -> float:

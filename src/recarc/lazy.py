@@ -26,7 +26,12 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
     home_of = _imports_for_type_checkers(Path(sys.modules[package].__file__ or ""))
 
     def get(name: str) -> Any:
-        if name not in home_of and not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
+        if (
+            name not in home_of
+            and not name.startswith("_")
+            and name.isidentifier()
+            and find_spec(f"{package}.{name}") is not None
+        ):
             return import_module(f"{package}.{name}")
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")

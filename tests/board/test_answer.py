@@ -99,6 +99,15 @@ def test_the_answer_begins_with_a_word(gain: float, word: str, second: str) -> N
     assert ("certain" in said) == (gain > 0)
 
 
+def test_ensembles_on_fewer_images_than_others_are_not_counted() -> None:
+    """Whoever enters could choose how many; a network on more images changes nothing."""
+    whole, few = a_row("whole", bits(0.4), 0, -0.01), a_row("few", bits(0.4)[:, :160], 0, 0.05)
+    network = replace(a_row("AT", bits(0.5)[:1], 0), members=1, alpha=[1.0], samples=5000, kept="")
+    board = Board(rows=(whole, few, network))
+    assert [kind.rows[0].method for kind in board.counted] == ["whole"]
+    assert answer(board).startswith("Not so far: of 1 randomized ensemble that was attacked on 200 images, none keeps")
+
+
 def test_broken_and_masked_ensembles_count_for_nothing() -> None:
     """They may gain much, and only because attacks miss it."""
     kept = a_row("kept", bits(0.4), 0, 0.01)

@@ -226,6 +226,9 @@ def test_members_that_were_trained_otherwise_are_another_kind(folder: Path, tmp_
             add_row(tmp_path / "b.json", trained(row, "--arch mlp --recipe fast --epochs 1", seed))
     with pytest.raises(InputError, match="trained with fewer options, and these with --arch-option width=8; name it"):
         add_row(tmp_path / "b.json", trained(row, "--arch cnn --recipe fast --epochs 20 --arch-option width=8", 0))
+    longer = trained(row, "--arch cnn --recipe fast --epochs 40", 0)
+    assert len(add_row(tmp_path / "b.json", longer, replacing=True).rows) == 1
+    add_row(tmp_path / "b.json", first, replacing=True)
     again = trained(row, "--arch cnn --recipe fast --epochs 20", 1)
     assert len(add_row(tmp_path / "b.json", again).rows) == 2
     assert len(add_row(tmp_path / "b.json", replace(row, provenance={"seed": 0})).rows) == 2, "nothing is known of it"

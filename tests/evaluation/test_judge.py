@@ -79,11 +79,27 @@ def test_withstanding_alone_is_judged_at_the_witness() -> None:
 
     fooled = ~ensemble.correct(ARC(steps=5)(ensemble, x, y, WIDE), y).numpy()
     expected = clean.copy()
-    expected[1] &= ~fooled[1]
+    fell = clean[1] & fooled[1]
+    expected[:, fell] &= ~fooled[:, fell]  # and whomever else that witness fools
     result = judged(with_witness)
     assert fooled[1].any() and np.array_equal(result.alone, expected)
     most = np.where(result.alone, np.inf, 1 - result.alpha[:, None]).min(0)
     assert (result.robust_scores <= most + 1e-9).all(), "a member fell alone: the others are all that is left"
+    assert result.robust_accuracy < result.clean_accuracy
+    staged = judged(lambda p: Outcome([(1.0, p.x)], [Stage("idle", p.x)], witnesses=with_witness(p).witnesses))
+    assert np.array_equal(staged.decided_by, np.where(staged.robust_scores < staged.clean_scores, -1, 0))
+
+
+def test_a_witness_counts_for_every_member_that_it_fools() -> None:
+    """One against member 0 that fools member 1, too, against which there is none."""
+
+    def outcome(p: Problem) -> Outcome:
+        witnesses = at_x(p)
+        witnesses[0] = strong(p)
+        return Outcome([(1.0, p.x)], witnesses=witnesses)
+
+    result = judged(outcome)
+    assert result.floor_scores is not None and (result.floor_scores <= result.robust_scores + 1e-9).all()
     assert result.robust_accuracy < result.clean_accuracy
 
 

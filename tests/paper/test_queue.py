@@ -69,8 +69,15 @@ def test_what_may_start_is_limited_by_memory() -> None:
 
 def test_a_job_that_cannot_end_in_time_gives_way() -> None:
     waiting = [job("long", 500), *rows(300, 90), job("follower", 5, True, after="row 0"), job("short", 80)]
-    assert started(waiting, left=100) == ["short", "row 1"] and waiting[0].job == "long"
+    assert started(waiting, left=100) == ["short", "row 1", "long", "row 0"], "what cannot end comes last"
     assert started([job("long", 500)], left=100) == ["long"], "but nothing is lost by beginning it"
+
+
+def test_what_waits_for_a_job_that_cannot_end_does_not_hold_it_up() -> None:
+    first, second = job("first", 500, True), job("second", 5, True, after="first")
+    assert schedule.next_job([second, first], [], 100) is first
+    small = job("small", 20, True)
+    assert schedule.later_job([small], [second, first], {}, 100) is small
 
 
 def test_blocks_are_filled_in_order() -> None:

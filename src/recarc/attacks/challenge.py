@@ -37,7 +37,7 @@ class Challenge:
     smooth_steps: int  # of AutoPGD along the mean gradient of a few random neighbours; five times as many of wide ones
     most: float  # the largest share of the pairs that is drawn; they are dear
     allowed: float
-    values: int = 256  # of ValueSearch in each round, for p = 1
+    values: int = 128  # of ValueSearch in each round, for p = 1
 
     def longer(self, times: int) -> Challenge:
         return replace(self, steps=times * self.steps, smooth_steps=times * self.smooth_steps)

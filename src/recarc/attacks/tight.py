@@ -54,13 +54,13 @@ class Effort:
 
 
 def _sparse(steps: int, targeted: AutoPGD, *searches: ValueSearch) -> tuple[AutoPGD | ValueSearch, ...]:
-    """For p = 1: searches value by value, which are cheap; then two losses in turn, each from several starts.
+    """For p = 1: two losses in turn, each from several starts; then searches value by value, without gradients.
 
     Every run finds pairs that the others missed.
     """
     ce, margin = AutoPGD(steps=steps), AutoPGD(steps=steps, loss="margin")
     again = (replace(loss, seed=r) for r in (1, 2, 3) for loss in (ce, margin))
-    return *searches, ce, margin, targeted, *again
+    return ce, margin, targeted, *again, *searches
 
 
 PRESETS = {
@@ -88,7 +88,7 @@ PRESETS = {
         sparse=_sparse(
             200,
             AutoPGD(steps=200, loss="dlr_targeted"),
-            *(ValueSearch(values=256, rounds=16, choice=choice) for choice in range(4)),
+            *(ValueSearch(values=128, choice=choice) for choice in range(2)),
         ),
     ),
 }

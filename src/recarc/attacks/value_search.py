@@ -19,6 +19,7 @@ from recarc.randomness import sample_keys, uniform
 
 FIRST_STREAM = 10_000  # of a sample's random numbers, above those of Square
 AT_ONCE = 2**24  # values of all the points that are tried at once
+POINTS = 1024  # that are tried at once, or twice as many as there are samples
 NOTHING = 1e-6  # left of eps
 
 
@@ -66,7 +67,7 @@ class ValueSearch(Attack):
 
         before = self._asked(part, flat[:, None].reshape(n, 1, -1))[:, 0]
         margins = torch.empty_like(ends)
-        size = max(1, AT_ONCE // (2 * n * flat.shape[1]))
+        size = max(1, min(AT_ONCE // flat.shape[1], max(POINTS, 2 * n)) // (2 * n))
         for some in range(0, count, size):
             chosen, width = places[:, some : some + size], min(size, count - some)
             tried = flat[:, None, None].repeat(1, width, 2, 1)

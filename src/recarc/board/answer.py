@@ -136,6 +136,8 @@ def _counted_ensembles(board: Board) -> str:
     one = len(board.counted) == 1
     broken, masked = any(kind.tight < BROKEN for kind in board.kinds), any(kind.masked for kind in board.kinds)
     words = [f"keep{'s' * one} {100 * BROKEN:.0f} % or more"] * broken + [f"hide{'s' * one} no gradients"] * masked
+    if any(kind.counts and kind not in board.counted for kind in board.kinds):
+        words.append(f"{'was' if one else 'were'} attacked on {board.counted[0].rows[0].samples:,} images")
     which = f" that {' and '.join(words)}" if words else ""
     return f"{_several(len(board.counted), 'randomized ensemble')}{which}"
 

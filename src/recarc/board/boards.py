@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -50,7 +51,7 @@ class Board:
                 raise ValueError("two rows have the same name")
             rows = tuple(row if "vote" in row.rivals else replace(row, vote=None) for row in rows)  # see FORMAT
             eps = {str(norm): number(radius, "eps") for norm, radius in document["eps"].items()}
-            return cls(str(document["data"]), str(document["split"]), eps, rows, str(document.get("again", "")))
+            return cls(str(document["data"]), str(document["split"]), eps, rows, str(document.get("again") or ""))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{path} is not a board of recarc: {first_line(error)}") from None
 
@@ -92,7 +93,8 @@ class Board:
             if known and old.name != new.name and old.same_ensemble(new):
                 raise InputError(f"these members are on the board with this alpha already, as {old.name}")
             theirs, mine = options_of(old.training), options_of(new.training)
-            if old.kind == new.kind and theirs and mine and theirs != mine:
+            replaced = replacing and old.name == new.name
+            if old.kind == new.kind and theirs and mine and theirs != mine and not replaced:
                 raise InputError(
                     f"{row.name} is on the board with members trained with {_only(theirs, mine)}, and these with "
                     f"{_only(mine, theirs)}; name it otherwise with --method"
@@ -109,9 +111,10 @@ class Board:
 
     @property
     def counted(self) -> list[Kind]:
-        """Those whose gain means something: not broken, not masked, and on as many images as any row."""
-        most = max((row.samples for row in self.rows), default=0)
-        return [kind for kind in self.kinds if kind.counts and kind.rows[0].samples == most]
+        """Those whose gain means something: not broken, not masked, and on as many images as any of these."""
+        found = [kind for kind in self.kinds if kind.counts]
+        most = max((kind.rows[0].samples for kind in found), default=0)
+        return [kind for kind in found if kind.rows[0].samples == most]
 
     def helping(self) -> list[Kind]:
         """Those of `counted` that keep more than their best member, corrected for their number (Holm)."""
@@ -163,7 +166,10 @@ class Board:
 
 def options_of(training: str | None) -> list[tuple[str, str]]:
     """The options of a command that trains, without those in which the rows of a kind may differ."""
-    words = (training or "").split()[3:]  # recarc train METHOD
+    try:
+        words = shlex.split(training or "")[3:]  # recarc train METHOD
+    except ValueError:
+        return []
     pairs = zip(words[::2], words[1::2])
     return sorted(pair for pair in pairs if pair[0] not in ("--seed", "--out"))
 

@@ -36,6 +36,7 @@ def judge(problem: Problem, attacked: Attacked, index: np.ndarray) -> tuple[Reco
     else:
         final, stages, decided = judged.points([x_adv for _, x_adv in outcome.mixture]), {}, None
     alone = None if outcome.witnesses is None else judged.withstood(outcome.witnesses, final)
+    decided = None if decided is None else torch.where(judged.preferred, -1, decided)
 
     challenged = outcome.challenged
 
@@ -68,6 +69,7 @@ class _Judged:
     def __init__(self, problem: Problem, attacked: Attacked, index: np.ndarray) -> None:
         self.problem, self.attacked, self.index = problem, attacked, index
         self.fooled = problem.clean_predictions != problem.y  # (M, B) at any point so far
+        self.preferred = torch.zeros_like(problem.y, dtype=torch.bool)  # samples whose final point is a witness
 
     def points(self, returned: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
         """Each of the returned points (B, ...) as it counts, with the (M, B) labels that the members give there."""
@@ -143,7 +145,9 @@ class _Judged:
             return
         y, score = self.problem.y[index], self.problem.ensemble.score
         seen = self.problem.ensemble.predictions(x_adv)
+        self.fooled[:, index] |= seen != y
         lower = score(seen == y) < score(labels[:, index] == y)
+        self.preferred[index[lower]] = True
         best[index[lower]], labels[:, index[lower]] = x_adv[lower], seen[:, lower]
 
     def _predicted(

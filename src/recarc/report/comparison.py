@@ -255,7 +255,7 @@ def _sentence(entry: Entry, found: Difference, comparison: Comparison) -> str:
     size = f"{Points(abs(found.value))} {'more' if found.value > 0 else 'less'} than {comparison.reference}"
     if not found.value:
         size = f"as much as {comparison.reference}"
-    if not found.clear:
+    if not found.clear and found.value:
         size += ", which these samples cannot tell from zero"
     held = ""
     if found.between is not None:
