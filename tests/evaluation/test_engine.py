@@ -21,10 +21,12 @@ from torch import Tensor
 from captures import Scarce, capture
 from recarc import (
     ARC,
+    MORA,
     PGD,
     AdaptivePGD,
     Ball,
     CarliniWagner,
+    Climb,
     InputError,
     RandomAttacker,
     RandomizedEnsemble,
@@ -186,6 +188,18 @@ def test_nan_logits_count_as_wrong_and_are_named() -> None:
     assert (result.norms[0, bad] == 0).all()
     assert result.to_json()["nan"]["samples"] == len(result.nan_samples)
     assert (result.clean_scores[bad] <= 0.3).all()
+
+
+@pytest.mark.parametrize("attack", [AdaptivePGD(steps=3), ARC(steps=3), MORA(steps=3), Climb(steps=3), Tight("quick")])
+@pytest.mark.filterwarnings("ignore::recarc.evaluation.RecarcWarning")
+def test_what_a_member_answers_that_is_never_drawn_does_not_matter(attack: Any) -> None:
+    ensemble, (x, y) = problem()
+    members = [*ensemble.members, lambda x: x[:, :5] * math.nan]
+    more = RandomizedEnsemble(members, [*ensemble.alpha.tolist(), 0.0])
+    expected = evaluate(ensemble, attack, (x, y), BALL, progress=False)
+    found = evaluate(more, attack, (x, y), BALL, progress=False)
+    assert np.array_equal(found.robust_scores, expected.robust_scores)
+    assert found.robust_accuracy < found.clean_accuracy
 
 
 def test_nothing_but_nan() -> None:

@@ -48,8 +48,9 @@ class Problem:
         return problem
 
     def check_clean_logits(self) -> None:
-        """Refuse members that give NaN at x."""
-        bad = self.clean_logits.isnan().any(-1)
+        """Refuse members that may be drawn and give NaN at x."""
+        drawn = self.ensemble.alpha.to(self.x.device) > 0
+        bad = self.clean_logits.isnan().any(-1) & drawn[:, None]
         if bool(bad.any()):
             i = int(bad.any(1).nonzero()[0])
             raise InputError(f"member {i} gives NaN logits on {int(bad[i].sum())} of {len(self)} clean samples")

@@ -37,8 +37,11 @@ class Attacked:
 
 
 def run_attack(attacker: Attacker, problem: Problem) -> Attacked:
-    """Attack the samples of a problem, except those on which a member's clean logits are NaN: it is wrong there."""
-    samples = (problem.clean_predictions >= 0).all(0).nonzero()[:, 0]
+    """Attack the samples of a problem, except those on which clean logits are NaN: that member is wrong there.
+
+    What a member gives that is never drawn does not matter.
+    """
+    samples = (problem.clean_predictions[problem.ensemble.order] >= 0).all(0).nonzero()[:, 0]
     given = _copy_for(attacker, problem.take(samples))
     name = name_of(attacker.attack)
     outcome = outcome_of(attacker.attack, given)
