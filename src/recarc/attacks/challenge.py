@@ -24,7 +24,8 @@ from recarc.randomness import sample_keys, uniform
 
 STREAM = 5  # of a sample's random numbers
 FRESH = 104_729  # added to the seed: other starts than those of the stages
-TARGETS, CHOICES, LONGER = 9, 4, 5
+TARGETS, CHOICES = 9, 4
+WIDE_STEPS = 5  # times `smooth_steps`
 FELL, SPARED, CHALLENGED = 0, 1, 2  # a pair: fooled before the challenge, not drawn, drawn
 
 
@@ -71,7 +72,7 @@ class Challenge:
             (Square(queries=self.queries, seed=seed), problem),
             *by_value,
             (margin, near),
-            (replace(margin, steps=LONGER * margin.steps), wide),
+            (replace(margin, steps=WIDE_STEPS * margin.steps), wide),
         ):
             left = problem.ensemble.correct(x_adv, problem.y)[0].nonzero()[:, 0]
             if not len(left):

@@ -22,9 +22,7 @@ from recarc.evaluation.tiling import reproducible
 from recarc.report.runs import Run
 
 PRESETS = ("standard", "thorough")
-DISAGREE = (
-    0.001  # of the samples may: until 0.2 a coarse search could fool a member without the ensemble's keeping less
-)
+DISAGREE = 0.001  # of the samples may contradict themselves, as in coarse searches that an older judge scored
 ADAPTED = ("preset", "seed", "challenge", "masked", "extra")  # an evaluation sets them, or they only add to the attack
 
 

@@ -20,7 +20,7 @@ from recarc.board.checks import check_members, check_run
 from recarc.board.names import method_name, trained_name
 from recarc.board.rivals import Rival, is_rival, rows_of_rival
 from recarc.board.rows import Json, Place, Row
-from recarc.board.scoring import row_of
+from recarc.board.scoring import best_of, row_of
 from recarc.ensemble import RandomizedEnsemble, frozen
 from recarc.errors import InputError, first_line
 from recarc.evaluation.engine import evaluate
@@ -156,8 +156,9 @@ def _checked(entry: Entry, again: int, seed: int) -> tuple[Json, list[Signal]]:
         found = evaluate(entry.ensemble, Tight(), entry.samples.batch(gaining), entry.ball, progress=False)
         checked["gain_again"] = gain_again(entry.run, gaining, found)
         signals += found.signals
-    seen = {(signal.member, signal.name): signal for signal in [*signals, *known]}
-    return checked, [*known, *(signal for signal in seen.values() if signal not in known)]
+    noted = {(signal.member, signal.name) for signal in known}
+    fresh = {(signal.member, signal.name): signal for signal in signals}
+    return checked, [*known, *(signal for pair, signal in fresh.items() if pair not in noted)]
 
 
 def one_run(path: str | Path) -> Run:
@@ -242,13 +243,13 @@ def drawn_gains(run: Run, count: int, seed: int) -> np.ndarray:
     """Some of the samples on which the ensemble keeps more than its best member alone: its gain rests on these."""
     if len(run.alpha) == 1:
         return np.arange(0)
-    gaining = np.flatnonzero(_gains(run.evaluation, best_of(run)) > 0)
+    gaining = np.flatnonzero(_gains(run.evaluation, best_of(run.evaluation)) > 0)
     return np.sort(np.random.default_rng(seed).choice(gaining, min(count, len(gaining)), replace=False))
 
 
 def gain_again(run: Run, rows: np.ndarray, found: Evaluation) -> str:
     """What these samples gain when they are attacked again; the run must not owe its gain to what is not found."""
-    best = best_of(run)
+    best = best_of(run.evaluation)
     said, now = _gains(run.evaluation, best)[rows], _gains(found, best)
     words = f"{len(rows)} samples that gain over member {best} alone gain {100 * now.mean():.1f} points"
     lacking = FOUND * said - now
@@ -257,12 +258,6 @@ def gain_again(run: Run, rows: np.ndarray, found: Evaluation) -> str:
     if matters and lacking.mean() > 0 and p_value(*paired_interval(lacking)) < CLEARLY:
         raise InputError(f"attacked again, {words} where {run.name} says {100 * said.mean():.1f}")
     return f"{words}, in the run {100 * said.mean():.1f}"
-
-
-def best_of(run: Run) -> int:
-    """The member that keeps most alone in a run, of those that are drawn."""
-    assert run.evaluation.alone is not None
-    return int(np.where(run.evaluation.alpha > 0, run.evaluation.alone.mean(1), -1.0).argmax())
 
 
 def _gains(evaluation: Evaluation, best: int) -> np.ndarray:
@@ -323,7 +318,7 @@ def training_command(made_by: Mapping[str, Any]) -> str | None:
     recipe = made_by.get("recipe")
     if made_by.get("command") != "train" or not isinstance(recipe, dict):
         return None
-    words = ["recarc train", made_by["method"], "--members", made_by["members"], "--data", made_by["data"]]
+    words = ["recarc", "train", made_by["method"], "--members", made_by["members"], "--data", made_by["data"]]
     words += ["--arch", made_by["arch"]]
     for name, value in dict(made_by.get("arch_options") or {}).items():
         words += ["--arch-option", f"{name}={value}"]
@@ -334,7 +329,7 @@ def training_command(made_by: Mapping[str, Any]) -> str | None:
         words += ["--set", f"diversity={recipe['diversity']:g}"]
     if made_by.get("start"):
         words += ["--start", "FIRST_MEMBERS"]
-    return " ".join([words[0], shlex.join(map(str, [*words[1:], "--seed", made_by["seed"], "--out", "FOLDER"]))])
+    return shlex.join(map(str, [*words, "--seed", made_by["seed"], "--out", "FOLDER"]))
 
 
 def flops(rec: RandomizedEnsemble, samples: Samples) -> float | None:

@@ -32,7 +32,7 @@ def write_board(board: Board, path: str | Path) -> Path:
         .get_template("board.html")
         .render(
             board=board,
-            rows=[(row, marks[row.name]) for row in rows],
+            rows=[(row, marks[row.name], sort_key(row, marks[row.name])[0]) for row in rows],
             sorts=SORTS,
             title=TITLE,
             answer=answer(board),
@@ -60,7 +60,7 @@ def gain_marks(board: Board) -> dict[str, str]:
 
 def sort_key(row: Row, mark: str) -> tuple[int, float]:
     """By gain; after these what the answer leaves out, which may gain much of nothing, and what has no gain."""
-    return ("out", "single").index(mark) + 1 if mark in ("out", "single") else 0, -float(row.gain["value"])
+    return {"out": 1, "single": 2}.get(mark, 0), -float(row.gain["value"])
 
 
 def gain_svg(row: Row, mark: str, span: float = SPAN) -> Markup:

@@ -28,7 +28,7 @@ def row_of(run: Run, method: str, **known: Any) -> Row:
         raise InputError(f"{run.name} attacked no member alone; a row needs a run of --attack tight")
     drawn = evaluation.alpha > 0  # nothing attacks the others
     attacked = np.where(drawn[:, None], alone, False)
-    best = int(attacked.mean(1).argmax())
+    best = best_of(evaluation)
     seen = patterns(evaluation)
     seen_of_drawn = [fooled[drawn] for fooled in seen]
     most = most_gain(int(drawn[:best].sum()), seen_of_drawn)
@@ -61,6 +61,12 @@ def row_of(run: Run, method: str, **known: Any) -> Row:
         signals=sorted({signal.name for signal in evaluation.signals}),
         **known,
     )
+
+
+def best_of(evaluation: Evaluation) -> int:
+    """The member that keeps most alone, of those that are drawn."""
+    assert evaluation.alone is not None
+    return int(np.where(evaluation.alpha > 0, evaluation.alone.mean(1), -1.0).argmax())
 
 
 def patterns(evaluation: Evaluation) -> list[np.ndarray]:
